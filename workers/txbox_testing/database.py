@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 import psycopg
 from psycopg import sql
 from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from txbox import InvalidConfiguration
 from txbox.postgres.sql_files import SqlFile
@@ -51,7 +52,7 @@ class TrialDatabase:
         prefix: of their names.
     """
 
-    def __init__(self, engine: Engine, schema: str | None, prefix: str) -> None:
+    def __init__(self, engine: Engine | AsyncEngine, schema: str | None, prefix: str) -> None:
         url = engine.url.set(drivername="postgresql+psycopg")
         self._engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         self._statements = TrialStatements.load(schema, prefix)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.instrumentation import Settled
@@ -46,7 +47,7 @@ class Delivered:
 def deliver(
     handler: Handler,
     *messages: Message,
-    engine: Engine,
+    engine: Engine | AsyncEngine,
     fault: Fault | None = None,
     batch: bool = False,
     timeout: float = TIMEOUT_SECONDS,
@@ -58,13 +59,14 @@ def deliver(
 
     Args:
         handler: ``handler(session, message)``, or a ``txbox.SqlEffect``; with ``batch``,
-            ``handler(session, messages)``; with ``inbox=None`` and a ``ledger``, ``handler(message)``.
+            ``handler(session, messages)``; with ``inbox=None`` and a ``ledger``, ``handler(message)``. Coroutine
+            functions, too.
         messages: what to deliver, in this order.
         engine: the database, with txbox's tables. With a fault, all its sessions may be ended.
         fault: what is to befall them, such as ``crash_at("committed")``; None: nothing.
         batch: whether the handler is called once for all of them.
         timeout: seconds until they have to be settled.
-        options: of ``txbox_workers.worker.Worker``; ``inbox`` is ``Inbox("test")`` by default, and ``max_attempts`` is
+        options: of ``Worker``, or of ``AsyncWorker``; ``inbox`` is ``Inbox("test")`` by default, and ``max_attempts`` is
             1, or 5 with a fault.
 
     Returns:

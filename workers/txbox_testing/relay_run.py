@@ -10,11 +10,10 @@ from sqlalchemy import Engine
 from txbox import BrokerError, InvalidConfiguration
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Publisher, Refused, Relay
-from txbox.service import Service
 from txbox_testing.database import TrialDatabase
 from txbox_testing.faults import TIMEOUT_SECONDS, Fault
 from txbox_testing.stages.life import Killed, Life
-from txbox_testing.stages.stage import Stage, quiet
+from txbox_testing.stages.stage import Stage, Stoppable, quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class RelayStage(Stage):
         self._options = options
         self.given: list[OutboxMessage] = []
 
-    def make(self, life: Life) -> Service:
+    def make(self, life: Life) -> Stoppable:
         """Make a relay."""
         watched = {kind: _WatchedPublisher(each, life, self.given) for kind, each in self._publishers.items()}
         options = {**self._options, "hooks": [*self._options.get("hooks", ()), self.events.append]}

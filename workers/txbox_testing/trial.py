@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from txbox import Message, Outcome
 from txbox_testing.database import Differences, State, TrialDatabase, changing_columns, differences, where_txbox_is
@@ -136,7 +137,7 @@ Effects = Callable[[], Iterable[object]] | Collection[object]
 def try_every_point(
     handler: Handler,
     *messages: Message,
-    engine: Engine,
+    engine: Engine | AsyncEngine,
     effects: Effects = (),
     reset: Callable[[], object] | None = None,
     faults: Sequence[Fault] | None = None,

@@ -90,11 +90,6 @@ def test_what_cannot_happen_is_said(engine: Engine) -> None:
     with pytest.raises(InvalidConfiguration, match="cannot befall a relay"):
         relay({"own": FunctionPublisher(print)}, engine=engine, fault=lose_ack())
 
-    async def coroutine(session: Any, message: Message) -> None: ...
-
-    with pytest.raises(InvalidConfiguration, match="coroutine"):
-        deliver(coroutine, PURCHASE, engine=engine)
-
 
 def test_what_is_not_settled_in_time_is_said(engine: Engine) -> None:
     def refuses(session: Any, message: Message) -> None:

@@ -1,6 +1,7 @@
 """The broker of a trial: deliveries come again at once, and visibility ends when the trial says so."""
 
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 
 from txbox import BrokerError, Outcome
@@ -23,7 +24,11 @@ class Broker(MemorySource):
         """Deliver again what was received and is not settled; what its receivers say of it counts no more."""
         with self._condition:
             taken = tuple(self._taken.values())
-        self.hand_back([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in taken])
+        self.give_back(taken)
+
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Deliver again what was received."""
+        self.hand_back([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in deliveries])
 
 
 class Consumer:
@@ -49,10 +54,14 @@ class Consumer:
         """Nothing to check."""
 
     def receive(self) -> Sequence[Delivery]:
-        """Return the next deliveries; none to a dead worker."""
-        if self._life.dead:
+        """Return the next deliveries; none to a worker that is dead or held."""
+        if self._takes_nothing():
+            time.sleep(AGAIN_SECONDS)
             return ()
         deliveries = self._broker.receive()
+        if deliveries and self._takes_nothing():  # since it began to wait for them
+            self._broker.give_back(deliveries)
+            return ()
         return deliveries if not deliveries or self._passes("received") else ()
 
     def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
@@ -80,8 +89,13 @@ class Consumer:
     def close(self) -> None:
         """Nothing to close: the broker is not the worker's."""
 
+    def _takes_nothing(self) -> bool:
+        return self._life.dead or self._life.held
+
     def _passes(self, place: str) -> bool:
         """Pass a place, and return whether this worker is still alive; its threads end by themselves if not."""
+        if self._life.dead:
+            return False
         try:
             self._life.reach(place)
         except Killed:

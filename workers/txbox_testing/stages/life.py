@@ -49,6 +49,11 @@ class Gate:
         if self._kills:
             raise Killed
 
+    @property
+    def holds(self) -> bool:
+        """Whether a thread is held here."""
+        return self.reached.is_set() and not self._released.is_set()
+
     def release(self, *, kill: bool = False) -> None:
         """Let the thread go on, or end its handler; a second call changes nothing."""
         if not self._released.is_set():
@@ -61,6 +66,7 @@ class Life:
 
     Attributes:
         dead: killed: whatever it still does has no effect.
+        over: what is dead may end its threads.
         stopped: as by SIGSTOP: its leases are not renewed.
         places: what it has passed, in this order, each with how often before.
         engines: with which its handler has run statements.
@@ -70,6 +76,7 @@ class Life:
     def __init__(self, *gates: Gate) -> None:
         self.gates = gates
         self.dead = False
+        self.over = threading.Event()
         self.stopped = False
         self.places: list[tuple[str, int]] = []
         self.engines: set[Engine] = set()
@@ -77,8 +84,16 @@ class Life:
         self._passed: Counter[str] = Counter()
         self._lock = threading.Lock()
 
+    @property
+    def held(self) -> bool:
+        """Whether a gate holds it, as a process that is stopped, or dead: it takes nothing."""
+        return any(gate.holds for gate in self.gates)
+
     def reach(self, place: str) -> None:
-        """Pass a place, or be held there."""
+        """Pass a place, or be held there; raises ``Killed`` if it is dead, and its test is over."""
+        if self.dead:
+            self.over.wait()
+            raise Killed
         with self._lock:
             self._passed[place] += 1
             number = self._passed[place]

@@ -1,18 +1,19 @@
 """The stage: where lives come and go, of workers or of relays, and what a fault does to them."""
 
+import asyncio
 import contextlib
 import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from sqlalchemy import Engine, event
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from txbox import TxboxError
 from txbox.instrumentation import Event
-from txbox.service import Service
 from txbox_local.tcp_proxy import TcpProxy
 from txbox_testing.database import TrialDatabase
 from txbox_testing.stages.life import Gate, Life, statements_watched
@@ -24,28 +25,44 @@ class NotSettled(TxboxError):
     """What a test has delivered, or published, was not settled in time."""
 
 
+class Stoppable(Protocol):
+    """What a stage runs: a service."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+
+    def start(self) -> None:
+        """Begin, and return."""
+
+    def stop(self, timeout: float) -> bool:
+        """Finish what was begun, and return whether that ended in time."""
+
+
 class Stage(ABC):
     """Runs services, which a fault may befall, until there is nothing left to do.
 
     Attributes:
         engine: the database.
+        engines: others that its services use.
         database: the same, seen by the trial.
         timeout: seconds that each step may take.
         lives: of its services, the first one first.
         events: what they have emitted.
     """
 
-    def __init__(self, engine: Engine, database: TrialDatabase, timeout: float) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine | AsyncEngine, database: TrialDatabase, timeout: float) -> None:
+        self.engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        self.engines: set[Engine] = set()
         self.timeout = timeout
         self.lives: list[Life] = []
         self.events: list[Event] = []
         self.database = database
-        self._services: dict[Life, Service] = {}
+        self._services: dict[Life, Stoppable] = {}
         self._watching = contextlib.ExitStack()
 
     @abstractmethod
-    def make(self, life: Life) -> Service:
+    def make(self, life: Life) -> Stoppable:
         """Make the service of a life."""
 
     @abstractmethod
@@ -122,8 +139,10 @@ class Stage(ABC):
             for stop in stops:
                 stop.start()
             self.wait_until(lambda: all(service.stopping for service in self._services.values()))
-            for gate in [gate for life in self._services for gate in life.gates]:
-                gate.release(kill=True)
+            for life in self._services:
+                life.over.set()
+                for gate in life.gates:
+                    gate.release(kill=True)
             if self._services:
                 self.database.end_sessions()  # of a handler that waits in Postgres, too
             for stop in stops:
@@ -132,8 +151,18 @@ class Stage(ABC):
         self._dispose()
 
     def _dispose(self) -> None:
-        for engine in {self.engine, *(engine for life in self.lives for engine in life.engines)}:
-            engine.dispose()
+        for engine in {self.engine, *self.engines, *(engine for life in self.lives for engine in life.engines)}:
+            dispose(engine)
+
+
+def dispose(engine: Engine) -> None:
+    """Close an engine's connections; those for coroutines on an event loop, of a thread of its own."""
+    if engine.dialect.is_async:
+        in_thread = threading.Thread(target=lambda: asyncio.run(AsyncEngine(engine).dispose()))
+        in_thread.start()
+        in_thread.join()
+    else:
+        engine.dispose()
 
 
 @contextlib.contextmanager
@@ -156,10 +185,10 @@ def through_proxy(engine: Engine, address: tuple[str, int]) -> Iterator[TcpProxy
         def redirect(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
             parameters.update(hostaddr="127.0.0.1", port=proxy.port)  # the host stays: certificates are for it
 
-        engine.dispose()
+        dispose(engine)
         event.listen(engine, "do_connect", redirect, insert=True)
         try:
             yield proxy
         finally:
             event.remove(engine, "do_connect", redirect)
-            engine.dispose()
+            dispose(engine)

@@ -4,14 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from txbox import Inbox, InvalidConfiguration, Message, SqlEffect
 from txbox.instrumentation import Settled
-from txbox.service import Service
 from txbox_testing.database import TrialDatabase
 from txbox_testing.stages.broker import Broker, Consumer
 from txbox_testing.stages.life import Life, WatchedLedger
-from txbox_testing.stages.stage import Stage
+from txbox_testing.stages.loop_service import LoopService
+from txbox_testing.stages.stage import Stage, Stoppable
+from txbox_workers.coroutines.handlers import is_coroutine_function
 from txbox_workers.worker import Worker
 
 RECEIVE_SECONDS = 0.01
@@ -41,7 +43,7 @@ class WorkerStage(Stage):
         handler: Handler,
         messages: Sequence[Message],
         *,
-        engine: Engine,
+        engine: Engine | AsyncEngine,
         database: TrialDatabase,
         timeout: float,
         batch: bool,
@@ -49,7 +51,10 @@ class WorkerStage(Stage):
     ) -> None:
         if not messages:
             raise InvalidConfiguration("there is no message to deliver")
-        super().__init__(engine, database, timeout)
+        for_coroutines = is_coroutine_function(handler) and isinstance(engine, Engine)
+        super().__init__(create_async_engine(engine.url) if for_coroutines else engine, database, timeout)
+        used = [engine, getattr(options.get("ledger"), "_engine", None)]  # that of a ledger in Postgres
+        self.engines.update(each for each in used if isinstance(each, Engine))
         self._handler = handler
         self._kind = "effect" if isinstance(handler, SqlEffect) else "batch_handler" if batch else "handler"
         self._messages = messages
@@ -63,7 +68,7 @@ class WorkerStage(Stage):
         """What became of each delivery, in this order, over all lives."""
         return [each for each in self.events if isinstance(each, Settled)]
 
-    def make(self, life: Life) -> Service:
+    def make(self, life: Life) -> Stoppable:
         """Make a worker."""
         consumer = self._consumers[life] = Consumer(self.broker, life)
         consumer.loses_ack, self.loses_ack = self.loses_ack, False
@@ -71,10 +76,12 @@ class WorkerStage(Stage):
         options[self._kind] = self._handler if isinstance(self._handler, SqlEffect) else life.watch(self._handler)
         if options.get("ledger") is not None:
             options["ledger"] = WatchedLedger(options["ledger"], life)
+        options["hooks"] = [*options.get("hooks", ()), self.events.append]
+        if is_coroutine_function(self._handler):
+            return LoopService(consumer, life, self.engine, options)
         if options["inbox"] is not None:
             options["engine"] = self.engine
-        options["hooks"] = [*options.get("hooks", ()), self.events.append]
-        return worker_class(self._handler)(consumer, **options)
+        return Worker(consumer, **options)
 
     def is_done(self) -> bool:
         """Whether every message is acked."""
@@ -92,8 +99,3 @@ class WorkerStage(Stage):
     def await_settlement(self, life: Life, timeout: float) -> bool:
         """Wait until that worker has acked or handed back something; return whether it came in time."""
         return self.wait_until(self._consumers[life].settled.is_set, timeout)
-
-
-def worker_class(handler: Handler) -> type[Worker]:  # noqa: ARG001 - the place where a coroutine function gets its own
-    """Return the worker that runs such a handler."""
-    return Worker
