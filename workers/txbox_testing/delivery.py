@@ -66,8 +66,8 @@ def deliver(
         fault: what is to befall them, such as ``crash_at("committed")``; None: nothing.
         batch: whether the handler is called once for all of them.
         timeout: seconds until they have to be settled.
-        options: of ``Worker``, or of ``AsyncWorker``; ``inbox`` is ``Inbox("test")`` by default, and ``max_attempts`` is
-            1, or 5 with a fault.
+        options: of ``Worker``, or of ``AsyncWorker``; by default, ``inbox`` is ``Inbox("test")``, and ``max_attempts``
+            is 1, or 5 with a fault.
 
     Returns:
         What became of each delivery.
