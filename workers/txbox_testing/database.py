@@ -4,16 +4,18 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import psycopg
 from psycopg import sql
 from sqlalchemy import Engine, NullPool, create_engine
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from txbox import InvalidConfiguration
 from txbox.postgres.sql_files import SqlFile
 from txbox.schema import TABLE_NAMES
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
 
 Row = Mapping[str, Any]
 State = Mapping[str, list[Row]]
@@ -52,7 +54,7 @@ class TrialDatabase:
         prefix: of their names.
     """
 
-    def __init__(self, engine: Engine | AsyncEngine, schema: str | None, prefix: str) -> None:
+    def __init__(self, engine: "Engine | AsyncEngine", schema: str | None, prefix: str) -> None:
         url = engine.url.set(drivername="postgresql+psycopg")
         self._engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         self._statements = TrialStatements.load(schema, prefix)

@@ -2,10 +2,9 @@
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.instrumentation import Settled
@@ -13,6 +12,9 @@ from txbox_testing.database import TrialDatabase, where_txbox_is
 from txbox_testing.faults import FAULT_ATTEMPTS, TIMEOUT_SECONDS, Fault
 from txbox_testing.stages.stage import quiet
 from txbox_testing.stages.worker_stage import Handler, WorkerStage
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
 
 MAX_ATTEMPTS = 1
 """Without a fault: a handler that fails has its message parked at once, and its error is there to be looked at."""
@@ -47,7 +49,7 @@ class Delivered:
 def deliver(
     handler: Handler,
     *messages: Message,
-    engine: Engine | AsyncEngine,
+    engine: "Engine | AsyncEngine",
     fault: Fault | None = None,
     batch: bool = False,
     timeout: float = TIMEOUT_SECONDS,

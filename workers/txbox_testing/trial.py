@@ -4,10 +4,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from txbox import Message, Outcome
 from txbox_testing.database import Differences, State, TrialDatabase, changing_columns, differences, where_txbox_is
@@ -39,6 +38,9 @@ SHARE_THE_ID = (
     "the handler's transaction; or send them with message.id as their idempotency key, and have the receiver refuse "
     "it the second time."
 )
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
 LOOK_BEFORE = (
     "Effects that are doubled may have happened in an attempt before: where lease.unknown_attempts is not 0, ask the "
     "receiver before you repeat one; or send them with message.id as their idempotency key, and have it refuse that "
@@ -137,7 +139,7 @@ Effects = Callable[[], Iterable[object]] | Collection[object]
 def try_every_point(
     handler: Handler,
     *messages: Message,
-    engine: Engine | AsyncEngine,
+    engine: "Engine | AsyncEngine",
     effects: Effects = (),
     reset: Callable[[], object] | None = None,
     faults: Sequence[Fault] | None = None,

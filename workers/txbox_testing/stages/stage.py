@@ -7,16 +7,18 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from sqlalchemy import Engine, event
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from txbox import TxboxError
 from txbox.instrumentation import Event
 from txbox_local.tcp_proxy import TcpProxy
 from txbox_testing.database import TrialDatabase
 from txbox_testing.stages.life import Gate, Life, statements_watched
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
 
 CHECK_SECONDS = 0.002
 
@@ -51,8 +53,8 @@ class Stage(ABC):
         events: what they have emitted.
     """
 
-    def __init__(self, engine: Engine | AsyncEngine, database: TrialDatabase, timeout: float) -> None:
-        self.engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    def __init__(self, engine: "Engine | AsyncEngine", database: TrialDatabase, timeout: float) -> None:
+        self.engine = sync_engine(engine)
         self.engines: set[Engine] = set()
         self.timeout = timeout
         self.lives: list[Life] = []
@@ -155,9 +157,16 @@ class Stage(ABC):
             dispose(engine)
 
 
+def sync_engine(engine: "Engine | AsyncEngine") -> Engine:
+    """Return an engine, or the one below that for coroutines."""
+    return engine if isinstance(engine, Engine) else engine.sync_engine
+
+
 def dispose(engine: Engine) -> None:
     """Close an engine's connections; those for coroutines on an event loop, of a thread of its own."""
     if engine.dialect.is_async:
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
         in_thread = threading.Thread(target=lambda: asyncio.run(AsyncEngine(engine).dispose()))
         in_thread.start()
         in_thread.join()

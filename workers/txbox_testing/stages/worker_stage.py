@@ -1,20 +1,21 @@
 """The stage of workers: a broker that outlives them, and what became of each delivery."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from txbox import Inbox, InvalidConfiguration, Message, SqlEffect
 from txbox.instrumentation import Settled
 from txbox_testing.database import TrialDatabase
 from txbox_testing.stages.broker import Broker, Consumer
 from txbox_testing.stages.life import Life, WatchedLedger
-from txbox_testing.stages.loop_service import LoopService
 from txbox_testing.stages.stage import Stage, Stoppable
-from txbox_workers.coroutines.handlers import is_coroutine_function
 from txbox_workers.worker import Worker
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
 
 RECEIVE_SECONDS = 0.01
 """How long the broker is asked for something that is not there; a worker that stops waits for it."""
@@ -43,7 +44,7 @@ class WorkerStage(Stage):
         handler: Handler,
         messages: Sequence[Message],
         *,
-        engine: Engine | AsyncEngine,
+        engine: "Engine | AsyncEngine",
         database: TrialDatabase,
         timeout: float,
         batch: bool,
@@ -51,8 +52,8 @@ class WorkerStage(Stage):
     ) -> None:
         if not messages:
             raise InvalidConfiguration("there is no message to deliver")
-        for_coroutines = is_coroutine_function(handler) and isinstance(engine, Engine)
-        super().__init__(create_async_engine(engine.url) if for_coroutines else engine, database, timeout)
+        self._of_coroutines = _is_coroutine_function(handler)
+        super().__init__(_for_coroutines(engine) if self._of_coroutines else engine, database, timeout)
         used = [engine, getattr(options.get("ledger"), "_engine", None)]  # that of a ledger in Postgres
         self.engines.update(each for each in used if isinstance(each, Engine))
         self._handler = handler
@@ -77,7 +78,9 @@ class WorkerStage(Stage):
         if options.get("ledger") is not None:
             options["ledger"] = WatchedLedger(options["ledger"], life)
         options["hooks"] = [*options.get("hooks", ()), self.events.append]
-        if is_coroutine_function(self._handler):
+        if self._of_coroutines:
+            from txbox_testing.stages.loop_service import LoopService  # needs greenlet, as coroutines do
+
             return LoopService(consumer, life, self.engine, options)
         if options["inbox"] is not None:
             options["engine"] = self.engine
@@ -99,3 +102,13 @@ class WorkerStage(Stage):
     def await_settlement(self, life: Life, timeout: float) -> bool:
         """Wait until that worker has acked or handed back something; return whether it came in time."""
         return self.wait_until(self._consumers[life].settled.is_set, timeout)
+
+
+def _is_coroutine_function(handler: Handler) -> bool:
+    return any(map(inspect.iscoroutinefunction, (handler, getattr(handler, "__call__", None))))  # noqa: B004 - of an object
+
+
+def _for_coroutines(engine: "Engine | AsyncEngine") -> "Engine | AsyncEngine":
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    return create_async_engine(engine.url) if isinstance(engine, Engine) else engine
