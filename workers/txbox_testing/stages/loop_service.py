@@ -15,6 +15,9 @@ from txbox_workers.delivery import Source
 
 T = TypeVar("T")
 
+FINISH_SECONDS = 2.0
+"""How long a report that is under way may take to end, after the worker has stopped."""
+
 LOOK_SECONDS = 0.02
 """Between looks at whether a gate holds the loop."""
 
@@ -61,10 +64,20 @@ class LoopService:
             self._end()
 
     def _end(self) -> None:
-        self._call(self._engine.dispose())
+        self._call(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _finish(self) -> None:
+        """Let what still runs end, such as a report, and close the connections."""
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        if rest:
+            await asyncio.wait(rest, timeout=FINISH_SECONDS)
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await self._engine.dispose()
 
     def _call(self, call: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
