@@ -172,7 +172,7 @@ def test_every_option_that_is_named_exists() -> None:
         page(name)
         for name in ("getting-started.md", "operating.md", "relays.md", "monitoring.md", "migrations.md", "testing.md")
     )
-    others = {"--autogenerate", "--sql"}  # alembic's
+    others = {"--autogenerate", "--sql", "--txbox-postgres"}  # alembic's, and that of our plugin for pytest
     named = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", text))
     assert "--stop-seconds" in named
     assert named - known - others == set()

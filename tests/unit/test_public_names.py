@@ -41,6 +41,10 @@ PUBLIC = {
     "txbox_aws.dynamodb": "DynamoDBLedger create_lease_table dynamodb_client",
     "txbox_aws.publishers": "AwsPublisher EventBridgePublisher SnsPublisher SqsPublisher aws_publishers",
     "txbox_aws.step_functions": "Execution Executions MAX_INPUT_BYTES execution_name stepfunctions_client",
+    "txbox_testing": """
+        Delivered Fault NotIdempotent NotSettled PLACES PointResult Relayed TrialReport crash_at delay deliver duplicate
+        lose_ack lose_commit lose_commit_answer overtake relay try_every_point
+    """,
     "txbox_local": "AcceptedMail LocalAws LocalPostgres LocalServerError LocalSmtp",
     "txbox.watermarks": "Advance WAIT_SECONDS Watermarks",
     "txbox.maintenance": "Maintainer MaintenanceReport PlannedTask Retention",

@@ -44,7 +44,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     info = next(name for name in names if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(wheel.read(info).decode())
     executable = wheel.getinfo("txbox_spark/runtime/java_home/bin/java").external_attr >> 16 & 0o111
-packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_dashboard", "txbox_http", "txbox_local", "txbox_demo", "txbox_spark", "pyspark_txbox", "txbox_migrations"}
+packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_dashboard", "txbox_http", "txbox_local", "txbox_demo", "txbox_testing", "txbox_spark", "pyspark_txbox", "txbox_migrations"}
 roots = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
 assert roots == packages, f"packages: {roots}"
 for package in packages:
@@ -120,6 +120,33 @@ PYTHON
   kill "$exporter" && wait "$exporter" && return "$status"
 }
 
+# A host that has pytest and txbox, and uses nothing of the plugin.
+plugin_is_idle() {
+  mkdir -p "$work/idle" && echo 'def test_nothing(): pass' >"$work/idle/test_nothing.py" && cat >"$work/idle/conftest.py" <<'PYTHON' && pytest_passes "$work/idle"
+import sys
+
+
+def pytest_sessionfinish():
+    assert "txbox_testing.plugin" in sys.modules
+    assert not {"txbox", "sqlalchemy", "psycopg"} & set(sys.modules)
+PYTHON
+}
+
+plugin_tries() {
+  mkdir -p "$work/trial" && cat >"$work/trial/test_trial.py" <<'PYTHON' && pytest_passes "$work/trial"
+from txbox import Message
+
+
+def test_trial(txbox_trial):
+    assert txbox_trial(lambda session, message: None, Message("p-1", b"")).ok
+PYTHON
+}
+
+pytest_passes() {
+  "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
+    -c "$root/constraints.txt" pytest && "$bin/python" -m pytest -q --rootdir "$1" "$1"
+}
+
 typed_bodies() {
   "$bin/python" -W error - <<'PYTHON'
 from dataclasses import dataclass
@@ -157,11 +184,14 @@ step "[] txbox names the extra" remedy "pip install 'txbox\[cli\]'" "$bin/txbox"
 step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory_source"
 step "[] a message type names the extra" remedy "pip install 'txbox\[typed\]'" typed_bodies
 
+step "[] pytest finds the plugin, which imports nothing" plugin_is_idle
+
 step "[aws] installs" grown aws
 step "[aws] every module that uses boto3" \
   imports "txbox_aws.sqs, txbox_aws.lambda_, txbox_aws.publishers, txbox_aws.dynamodb, txbox_aws.step_functions"
 
 step "[cli,aws,embedded] installs" grown cli,aws,embedded
+step "[cli,aws,embedded] a trial, by the plugin" plugin_tries
 step "[cli,aws,embedded] txbox demo --purchases 200" "$bin/txbox" demo --purchases 200 --without-spark
 
 step "[cli] installs" environment cli

@@ -11,18 +11,20 @@ import pytest
 import txbox
 import txbox_dashboard
 import txbox_spark
+import txbox_testing
 import txbox_workers
 from txbox.inbox.inbox import InboxStatements
 from txbox.postgres.sql_files import SqlFile, parse
 from txbox.schema import TABLE_NAMES, VIEW_NAME
 
-PACKAGES = [Path(module.__file__ or "").parent for module in (txbox, txbox_workers, txbox_dashboard, txbox_spark)]
+MODULES = (txbox, txbox_workers, txbox_dashboard, txbox_spark, txbox_testing)
+PACKAGES = [Path(module.__file__ or "").parent for module in MODULES]
 FILES = sorted(file for package in PACKAGES for file in package.rglob("*.sql"))
 SQL_VERB = re.compile(r"\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|SET LOCAL|DO|LOCK|DROP)\s")
 
 
 def loaders() -> list[type[SqlFile]]:
-    for module in (txbox, txbox_workers, txbox_dashboard, txbox_spark):
+    for module in MODULES:
         for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
             if not any(optional in found.name for optional in ("opentelemetry", "prometheus", "__main__", ".job")):
                 importlib.import_module(found.name)

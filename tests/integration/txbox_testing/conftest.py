@@ -1,0 +1,63 @@
+"""A database of a shop, for each test its own: a trial ends all sessions of its database."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+
+import txbox_migrations
+from txbox import Message
+
+PURCHASE = Message("p-1", b'{"account_id": "ann", "cents": 2500}')
+
+TABLES = """
+CREATE TABLE account (account_id text PRIMARY KEY, cents bigint NOT NULL);
+CREATE TABLE booking (
+  number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  account_id text NOT NULL REFERENCES account,
+  note text,
+  at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX ON booking (account_id);
+INSERT INTO account VALUES ('ann', 100);
+INSERT INTO booking (account_id, note) VALUES ('ann', 'opened')"""
+
+ADD = text("UPDATE account SET cents = cents + 2500 WHERE account_id = 'ann'")
+BOOK = text("INSERT INTO booking (account_id, note) VALUES ('ann', :note)")
+
+
+def apply(session: Session, message: Message) -> None:
+    """A handler that is idempotent: all it does is in the transaction of its session."""
+    session.execute(ADD)
+    session.execute(BOOK, {"note": message.id})
+
+
+@pytest.fixture
+def engine(fresh_database: str) -> Iterator[Engine]:
+    txbox_migrations.upgrade_database(fresh_database)
+    engine = create_engine(fresh_database)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(TABLES)
+    engine.dispose()
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def own(fresh_database: str) -> Iterator[Engine]:
+    """An engine of the handler's own."""
+    engine = create_engine(fresh_database)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def rows(engine: Engine) -> Callable[[str], list[object]]:
+    """Return what a query finds, from its first column."""
+
+    def read(query: str) -> list[object]:
+        with engine.connect() as connection:
+            return list(connection.execute(text(query)).scalars())
+
+    return read

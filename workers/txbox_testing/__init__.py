@@ -1,0 +1,60 @@
+"""Tests of handlers: deliver a message, with a fault if need be, or try a handler at every point where one may come.
+
+The pytest plugin is ``txbox_testing.plugin``. Nothing else is imported before a test asks for it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from txbox_testing.delivery import Delivered, deliver
+    from txbox_testing.faults import (
+        PLACES,
+        Fault,
+        crash_at,
+        delay,
+        duplicate,
+        lose_ack,
+        lose_commit,
+        lose_commit_answer,
+        overtake,
+    )
+    from txbox_testing.relay_run import Relayed, relay
+    from txbox_testing.stages.stage import NotSettled
+    from txbox_testing.trial import NotIdempotent, PointResult, TrialReport, try_every_point
+
+__all__ = [
+    "PLACES",
+    "Delivered",
+    "Fault",
+    "NotIdempotent",
+    "NotSettled",
+    "PointResult",
+    "Relayed",
+    "TrialReport",
+    "crash_at",
+    "delay",
+    "deliver",
+    "duplicate",
+    "lose_ack",
+    "lose_commit",
+    "lose_commit_answer",
+    "overtake",
+    "relay",
+    "try_every_point",
+]
+
+_MODULES = {
+    "faults": "PLACES Fault crash_at delay duplicate lose_ack lose_commit lose_commit_answer overtake",
+    "delivery": "Delivered deliver",
+    "relay_run": "Relayed relay",
+    "stages.stage": "NotSettled",
+    "trial": "NotIdempotent PointResult TrialReport try_every_point",
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names.split():
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,114 @@
+"""The stage of workers: a broker that outlives them, and what became of each delivery."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine
+
+from txbox import Inbox, InvalidConfiguration, Message, SqlEffect
+from txbox.instrumentation import Settled
+from txbox_testing.database import TrialDatabase
+from txbox_testing.stages.broker import Broker, Consumer
+from txbox_testing.stages.life import Life, WatchedLedger
+from txbox_testing.stages.stage import Stage, Stoppable
+from txbox_workers.worker import Worker
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
+
+RECEIVE_SECONDS = 0.01
+"""How long the broker is asked for something that is not there; a worker that stops waits for it."""
+
+LEASE_SECONDS = 0.5
+"""How long a killed worker's lease keeps its message, unless the options say something else."""
+
+Handler = Callable[..., Any] | SqlEffect
+
+
+class WorkerStage(Stage):
+    """Has messages processed by real workers.
+
+    Args:
+        handler: what processes them.
+        messages: which, in this order.
+        engine: the database.
+        database: the same, seen by the trial.
+        timeout: seconds that each step may take.
+        batch: whether the handler takes all of them in one call.
+        options: of the workers.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        messages: Sequence[Message],
+        *,
+        engine: "Engine | AsyncEngine",
+        database: TrialDatabase,
+        timeout: float,
+        batch: bool,
+        options: Mapping[str, Any],
+    ) -> None:
+        if not messages:
+            raise InvalidConfiguration("there is no message to deliver")
+        self._of_coroutines = _is_coroutine_function(handler)
+        super().__init__(_for_coroutines(engine) if self._of_coroutines else engine, database, timeout)
+        used = [engine, getattr(options.get("ledger"), "_engine", None)]  # that of a ledger in Postgres
+        self.engines.update(each for each in used if isinstance(each, Engine))
+        self._handler = handler
+        self._kind = "effect" if isinstance(handler, SqlEffect) else "batch_handler" if batch else "handler"
+        self._messages = messages
+        self._options = {"inbox": Inbox("test"), "lease_seconds": LEASE_SECONDS, **options}
+        self.broker = Broker(messages, batch_size=len(messages), wait_seconds=RECEIVE_SECONDS, name="test")
+        self._consumers: dict[Life, Consumer] = {}
+        self.loses_ack = False
+
+    @property
+    def settled(self) -> list[Settled]:
+        """What became of each delivery, in this order, over all lives."""
+        return [each for each in self.events if isinstance(each, Settled)]
+
+    def make(self, life: Life) -> Stoppable:
+        """Make a worker."""
+        consumer = self._consumers[life] = Consumer(self.broker, life)
+        consumer.loses_ack, self.loses_ack = self.loses_ack, False
+        options = dict(self._options)
+        options[self._kind] = self._handler if isinstance(self._handler, SqlEffect) else life.watch(self._handler)
+        if options.get("ledger") is not None:
+            options["ledger"] = WatchedLedger(options["ledger"], life)
+        options["hooks"] = [*options.get("hooks", ()), self.events.append]
+        if self._of_coroutines:
+            from txbox_testing.stages.loop_service import LoopService  # needs greenlet, as coroutines do
+
+            return LoopService(consumer, life, self.engine, options)
+        if options["inbox"] is not None:
+            options["engine"] = self.engine
+        return Worker(consumer, **options)
+
+    def is_done(self) -> bool:
+        """Whether every message is acked."""
+        return self.broker.wait_until_empty(0)
+
+    def redeliver(self) -> None:
+        """Have the broker deliver again what is not settled."""
+        self.broker.end_visibility()
+
+    def send_again(self) -> None:
+        """Have the broker deliver copies of all messages."""
+        for message in self._messages:
+            self.broker.send(message)
+
+    def await_settlement(self, life: Life, timeout: float) -> bool:
+        """Wait until that worker has acked or handed back something; return whether it came in time."""
+        return self.wait_until(self._consumers[life].settled.is_set, timeout)
+
+
+def _is_coroutine_function(handler: Handler) -> bool:
+    return any(map(inspect.iscoroutinefunction, (handler, getattr(handler, "__call__", None))))  # noqa: B004 - of an object
+
+
+def _for_coroutines(engine: "Engine | AsyncEngine") -> "Engine | AsyncEngine":
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    return create_async_engine(engine.url) if isinstance(engine, Engine) else engine
