@@ -83,7 +83,7 @@ class AsyncWorker:
     async def start(self) -> None:
         """Check what it works with, then begin on this event loop, and return; raises as ``Worker.start``."""
         self._calls.bind(asyncio.get_running_loop())
-        await _in_thread(self._worker.start)
+        await _in_thread(self._worker.start, on_cancel=self._cancel_checks)
 
     async def stop(self, timeout: float = STOP_SECONDS) -> bool:
         """Begin nothing more, and finish what was begun, within ``timeout`` seconds; returns as ``Worker.stop``."""
@@ -111,10 +111,15 @@ class AsyncWorker:
                 raise
             return await self.stop(timeout)
 
+    def _cancel_checks(self) -> None:
+        if not self.running:  # once it is, a report may be under way
+            self._calls.cancel_calls()
+
     async def _give_up(self) -> None:
+        self._worker.call_off()  # before the batches end, which are not to say that the database is lost
         stopped = asyncio.ensure_future(self.stop(CANCEL_SECONDS))
         while not stopped.done():
-            self._calls.cancel()
+            self._calls.cancel_batches()
             try:
                 await asyncio.wait([stopped], timeout=LOOK_SECONDS)
             except asyncio.CancelledError:
@@ -132,13 +137,16 @@ LOOK_SECONDS = 0.5
 """Between looks at whether it was stopped by a call from another thread."""
 
 
-async def _in_thread(function: Callable[[], Any]) -> Any:
+async def _in_thread(function: Callable[[], Any], on_cancel: Callable[[], object] = lambda: None) -> Any:
     """Call what blocks in a thread, and wait for its end, also if cancelled: half a start would leave threads."""
     call = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
+        on_cancel()
         await asyncio.wait([call])
+        if not call.cancelled():
+            call.exception()  # or else asyncio would say that it was never looked at
         raise
 
 

@@ -11,7 +11,7 @@ from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.polling.activity import oldest_sent_at
 from txbox_workers.polling.context import PollingContext, outage_seconds
 from txbox_workers.polling.settler import Settler
-from txbox_workers.processing import DatabaseUnavailable
+from txbox_workers.processing import DatabaseUnavailable, is_cancellation
 
 KEEP_SECONDS = 900.0
 """How long a delivery is kept whose attempt was counted, while it cannot be saved how that has ended. A worker that is
@@ -44,6 +44,7 @@ class BatchRunner:
         waiting: list[Settlement] = []
         settled_at = time.monotonic()
         trouble: BaseException | None = None
+        cancelled = False
         try:  # after any error in here, what is watched is handed back
             if watch:
                 watch_received(context, deliveries)
@@ -59,15 +60,21 @@ class BatchRunner:
         except DatabaseUnavailable as error:
             trouble = error
         except BaseException as error:  # noqa: BLE001 - hand back, log it, and continue
-            log_failure(
-                "%s: processing raised an unexpected error; its deliveries are handed back", context.subscriber_id
-            )
-            trouble = error
+            cancelled = is_cancellation(error)
+            if not cancelled:
+                log_failure(
+                    "%s: processing raised an unexpected error; its deliveries are handed back", context.subscriber_id
+                )
+                trouble = error
         rest = [
-            Settlement(delivery, Outcome.IN_FLIGHT, trouble, outage_seconds(delivery.receive_count))
+            Settlement(
+                delivery, Outcome.IN_FLIGHT, trouble, 0.0 if cancelled else outage_seconds(delivery.receive_count)
+            )
             for delivery in unsettled.values()
         ]
         kept = self._hand_back(rest, after=waiting)
+        if cancelled:
+            self._end_keeping(kept)
         if trouble is not None:
             with context.activity.awaiting_database():
                 self._on_outage()
@@ -105,11 +112,15 @@ class BatchRunner:
                 self._settler.settle(kept)
                 context.emit(DatabaseRestored)
                 return
+        self._end_keeping(kept)
+
+    def _end_keeping(self, kept: Sequence[Settlement]) -> None:
+        """Hand back what was kept, if it can be saved now how its attempts have ended."""
         if kept:
             with suppress(Exception):
-                context.processor.save_unsaved()
+                self._context.processor.save_unsaved()
             # The rest comes again when its visibility ends.
-            context.heartbeat.forget(each.delivery for each in self._hand_back(kept))
+            self._context.heartbeat.forget(each.delivery for each in self._hand_back(kept))
 
 
 def watch_received(context: PollingContext, deliveries: Sequence[Delivery]) -> None:
