@@ -1,14 +1,14 @@
 """Workers with coroutine handlers: each test is a coroutine that it runs itself."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-Engines = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
+from support.workers.async_worker import Engines
 
 
 @pytest.fixture

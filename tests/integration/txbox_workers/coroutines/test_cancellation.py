@@ -6,11 +6,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from integration.txbox_workers.coroutines.conftest import Engines
 from sqlalchemy import URL, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from support.waiting import wait_until
+from support.workers.async_worker import Engines
 from support.workers.awaits import Awaits
 from support.workers.business import APPLY, Business, once
 from support.workers.memory_worker import AT_ONCE, delivery, messages
@@ -122,7 +122,9 @@ def test_a_run_is_cancelled_at_each_await_of_a_batch(
                 applied = {one: count for one, count in business.applied().items() if one.startswith(f"{number}-")}
                 assert applied == once([*ids, *(f"{one} too" for one in ids)]), f"cancelled at await {number}"
                 assert not [one for one in cut.events if isinstance(one, DatabaseLost)], "it is no outage"
-                assert [state for state, _ in connections(engine, named_url)] in ([], ["idle"]), "no transaction is left"
+                assert [state for state, _ in connections(engine, named_url)] in ([], ["idle"]), (
+                    "no transaction is left"
+                )
             return number
 
     assert asyncio.run(cut_everywhere()) > 10, "a batch has so many awaits"

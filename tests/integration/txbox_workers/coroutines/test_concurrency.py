@@ -7,12 +7,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from integration.txbox_workers.coroutines.conftest import Engines
-from integration.txbox_workers.coroutines.test_handlers import apply, make
 from opentelemetry import trace
 
 from support.txbox.events import Kept
 from support.txbox.traces import Traces, attributes
+from support.workers.async_worker import Engines, apply, make
 from support.workers.business import Business, once
 from support.workers.fifo_source import FifoSource
 from support.workers.memory_worker import messages, numbered
@@ -135,7 +134,14 @@ def test_each_handler_sees_its_own_message_in_the_log_and_in_its_span(
         async with (
             async_engine() as engine,
             make(
-                source, engine, handle, concurrency=10, batch_size=2, gather_seconds=0, tracing=traces.tracing, hooks=[kept]
+                source,
+                engine,
+                handle,
+                concurrency=10,
+                batch_size=2,
+                gather_seconds=0,
+                tracing=traces.tracing,
+                hooks=[kept],
             ),
         ):
             assert await asyncio.to_thread(source.wait_until_empty, 60)

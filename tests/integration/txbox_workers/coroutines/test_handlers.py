@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from integration.txbox_workers.coroutines.conftest import Engines
 from sqlalchemy import Engine, select, text
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from support.txbox.events import Kept
+from support.workers.async_worker import Engines, apply, work_off
 from support.workers.business import APPLY, Business, once
 from support.workers.memory_worker import AT_ONCE, messages, numbered
-from txbox import AsyncInbox, DeadLetters, Inbox, InvalidConfiguration, Message, Outcome
+from txbox import DeadLetters, Inbox, InvalidConfiguration, Message, Outcome
 from txbox.instrumentation import Settled
 from txbox.leases import Lease, PostgresLedger
 from txbox_workers.coroutines import AsyncWorker
@@ -28,25 +30,6 @@ class Account(Base):
     __tablename__ = "account"
     account_id: Mapped[int] = mapped_column(primary_key=True)
     balance: Mapped[int]
-
-
-async def apply(session: AsyncSession, message: Message) -> None:
-    await session.execute(APPLY, {"id": message.id, "body": message.text})
-
-
-def make(source: MemorySource, engine: AsyncEngine, handler: Any = apply, **options: Any) -> AsyncWorker:
-    if "batch_handler" not in options:
-        options["handler"] = handler
-    return AsyncWorker(
-        source, engine=engine, **{"inbox": AsyncInbox("billing", wait_seconds=0.2), "backoff": AT_ONCE, **options}
-    )
-
-
-async def work_off(source: MemorySource, engine: AsyncEngine, handler: Any = apply, **options: Any) -> Kept:
-    kept = Kept()
-    async with make(source, engine, handler, hooks=[kept], **options):
-        assert await asyncio.to_thread(source.wait_until_empty, 30), "something was never acked"
-    return kept
 
 
 @pytest.mark.parametrize("factory", [None, "async_sessionmaker"])
@@ -100,10 +83,8 @@ async def leaves_a_statement_open(session: AsyncSession) -> None:
 
 
 async def swallows_an_error(session: AsyncSession) -> None:
-    try:
+    with suppress(DBAPIError):
         await session.execute(text("SELECT 1 / 0"))
-    except Exception:
-        pass
 
 
 async def raises_cancelled_error(session: AsyncSession) -> None:

@@ -6,13 +6,12 @@ import threading
 from typing import Any
 
 import pytest
-from integration.txbox_workers.coroutines.conftest import Engines
-from integration.txbox_workers.coroutines.test_handlers import apply, make
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from support.txbox.events import Kept
 from support.waiting import wait_until
+from support.workers.async_worker import Engines, apply, make
 from support.workers.business import Business, once
 from support.workers.memory_worker import messages, numbered
 from txbox import InvalidConfiguration, Message, SchemaMissing, TxboxError
