@@ -52,13 +52,16 @@ PUBLIC = {
     """,
     "txbox.backoff": "Backoff",
     "txbox.relay": "FunctionPublisher OutboxMessage PartlySent Publisher Refused Relay",
-    "txbox_aws.lambda_": "MARGIN_SECONDS sqs_handler",
+    "txbox_aws.lambda_": "MARGIN_SECONDS async_sqs_handler sqs_handler",
     "txbox_workers.delivery": "Delivery Settlement Source",
     "txbox_aws.envelopes": "Envelope open_envelope",
     "txbox_workers.visibility_heartbeat": "VisibilityHeartbeat",
     "txbox_workers.memory_source": "MemorySource",
     "txbox_workers.options": "MAX_ATTEMPTS ProcessingOptions WorkerOptions",
     "txbox_workers.worker": "Worker",
+    "txbox_workers.coroutines": """
+        AsyncBatchHandler AsyncHandler AsyncProcessingOptions AsyncWorker AsyncWorkerOptions for_functions
+    """,
     "txbox_spark": """
         ApplyFailed Archive ArchiveReport BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress
         LoadPlan Reconciliation RejectedCause RunNotFound SourceError SparkSetupError StatementPlan TooManyRejected
@@ -69,8 +72,8 @@ PUBLIC = {
     "pyspark_txbox": "DefaultSource",
     "txbox_spark.options": "ABANDONED_SECONDS CHUNK_ROWS LoadOptions",
     "txbox_aws.sqs": """
-        DeadLetterQueue ImportedLetters MessageMove SqsSource SqsWorker create_queue delete_queue queue_backlog
-        redrive_to_queue sqs_client
+        AsyncSqsWorker DeadLetterQueue ImportedLetters MessageMove SqsSource SqsWorker create_queue delete_queue
+        queue_backlog redrive_to_queue sqs_client
     """,
     "txbox_aws.dynamodb.ledger": "DynamoDBLedger MAX_RESULT_BYTES RETENTION_SECONDS TABLE create_lease_table",
     "txbox_aws.dynamodb.entity": "HIGHEST IDS update_if_newer update_once",
@@ -80,6 +83,9 @@ PUBLIC = {
     "txbox.tracing": "AttributeValue NO_SPAN NO_TRACING Operation Span Traced Tracing error_type",
     "txbox.instrumentation.opentelemetry_tracing": "OpenTelemetryTracing",
     "txbox_dashboard": "Sensitive dashboard",
+    "txbox_http": """
+        Answered Idempotency IdempotencyMiddleware InTransaction UnderLease everyone message_id posts_and_patches
+    """,
     "txbox.operator_actions": "AUDIT OperatorAction note_action read_actions",
     "txbox.status": """
         ActivitySeries ArchiveStatus BlockedLoad EXACT_UP_TO_ROWS GenerationStatus HandlerConflict HorizonStatus

@@ -296,13 +296,16 @@ def valid_options(of: str, options_type: type, options: Mapping[str, Any]) -> Va
     return ValidOptions(of=of, **options)
 
 
-def lists_options(options_type: type) -> Callable[[_Function], _Function]:
-    """Have ``help`` and ``inspect.signature`` list a function's ``**options`` one by one, with their defaults."""
+def lists_options(options_type: type, **others: Any) -> Callable[[_Function], _Function]:
+    """Have ``help`` and ``inspect.signature`` list a function's ``**options`` one by one, with their defaults.
+
+    ``others`` are defaults that are not those of ``ValidOptions``.
+    """
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
         *own, _options = signature.parameters.values()
-        defaults = {each.name: each.default for each in fields(ValidOptions)}
+        defaults = {each.name: each.default for each in fields(ValidOptions)} | others
         listed = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
             for name, annotation in options_type.__annotations__.items()

@@ -12,10 +12,10 @@ handler that takes long would be handed back for ever.
 
 import functools
 import threading
-import time
 from typing import Any
 
 from txbox.leases.lease import elapsed
+from txbox.postgres.drivers.greenlets import sleep
 from txbox_workers.handlers import BatchHandler, Handler
 
 MARGIN_SECONDS = 1.0
@@ -88,7 +88,7 @@ class Deadline(threading.local):
         """Wait so many seconds, but not beyond the last moment to begin something; return whether it is set."""
         left = self.seconds_to_margin()
         # Nothing signals a deadline: it comes by itself.
-        time.sleep(max(min((seconds for seconds in (timeout, left) if seconds is not None), default=0.0), 0.0))
+        sleep(max(min((seconds for seconds in (timeout, left) if seconds is not None), default=0.0), 0.0))
         return self.is_set()
 
 

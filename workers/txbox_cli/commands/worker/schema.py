@@ -10,6 +10,7 @@ from txbox.message_types import MessageType
 from txbox_cli import importer
 from txbox_cli.errors import UsageError
 from txbox_cli.output import print_json
+from txbox_workers.coroutines import AsyncWorker
 from txbox_workers.worker import Worker
 
 
@@ -37,7 +38,9 @@ def schema(
 
 def _message_type(found: importer.Imported) -> MessageType:
     value = found.value
-    reads: Any = value if isinstance(value, Worker) else getattr(value, "__self__", None)  # Lambda's is a method
+    reads: Any = (
+        value if isinstance(value, Worker | AsyncWorker) else getattr(value, "__self__", None)
+    )  # Lambda's is a method
     if hasattr(reads, "message_type"):
         if isinstance(reads.message_type, MessageType):
             return reads.message_type
