@@ -38,7 +38,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 BOTH_KINDS = pytest.mark.parametrize("start", ["threads", "coroutines"], indirect=True)
-"""The workers of a test are ``SqsWorker``, and then ``AsyncWorker``."""
+"""The workers of a test are ``SqsWorker``, and then ``AsyncSqsWorker``."""
 
 
 @pytest.fixture

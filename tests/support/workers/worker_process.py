@@ -26,8 +26,7 @@ from txbox import instrumentation as events
 from txbox.backoff import Backoff
 from txbox.instrumentation import Hook
 from txbox.testing import kill_at
-from txbox_aws.sqs import SqsSource, SqsWorker
-from txbox_workers.coroutines import AsyncWorker
+from txbox_aws.sqs import AsyncSqsWorker, SqsWorker
 
 NOTE = text("INSERT INTO run (message_id, pid) VALUES (:id, :pid)")
 COUNT = text("SELECT count(*) FROM run WHERE message_id = :id")
@@ -64,7 +63,7 @@ def start(url: str, queue: str, **settings: Any) -> subprocess.Popen[bytes]:
         settings: ``deadly`` ids kill their process in the handler, ``deadly_once`` ids in their first run only;
             ``kill_at`` names the event that kills; ``pause`` is how long the handler takes, in seconds; ``log`` is a
             file for what the worker logs; ``in_sql``: the effect is one in SQL, which publishes the ids, and what is
-            received counts as run; ``coroutines``: it is an AsyncWorker, with a handler to match; the rest goes to
+            received counts as run; ``coroutines``: it is an AsyncSqsWorker, with a handler to match; the rest goes to
             the worker.
     """
     return start_python("-m", "support.workers.worker_process", json.dumps({"url": url, "queue": queue, **settings}))
@@ -93,10 +92,9 @@ async def run_with_coroutines(
             os.kill(os.getpid(), signal.SIGKILL)
         await asyncio.sleep(pause)
 
-    of_source = {name: settings.pop(name) for name in ("wait_seconds", "visibility_seconds")}
     settings["concurrency"] = settings.pop("threads", 1)
-    worker = AsyncWorker(
-        SqsSource(queue, **of_source),
+    worker = AsyncSqsWorker(
+        queue,
         inbox=AsyncInbox("billing", wait_seconds=0.2),
         engine=engine,
         handler=handle,

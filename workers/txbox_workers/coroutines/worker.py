@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, Unpack
@@ -107,6 +108,7 @@ class AsyncWorker:
             asyncio.CancelledError: it was cancelled, and what was under way has been rolled back and handed back.
         """
         ended = asyncio.Event()
+        stopped: asyncio.Future[bool] | None = None
         with _signals(ended):
             try:
                 await self.start()
@@ -114,19 +116,23 @@ class AsyncWorker:
                     started()
                 while not ended.is_set() and not self.stopping:
                     await _within(ended, LOOK_SECONDS)
+                stopped = asyncio.ensure_future(self.stop(timeout))
+                return await asyncio.shield(stopped)
             except BaseException:
-                await self._give_up()
+                await self._give_up(stopped)
                 raise
-            return await self.stop(timeout)
 
     def _cancel_checks(self) -> None:
         if not self.running:  # once it is, a report may be under way
             self._calls.cancel_calls()
 
-    async def _give_up(self) -> None:
+    async def _give_up(self, stopped: "asyncio.Future[bool] | None") -> None:
+        """Cancel what is under way, and wait for its end; ``stopped``: a stop that waits for that already."""
         self._worker.call_off()  # before the batches end, which are not to say that the database is lost
-        stopped = asyncio.ensure_future(self.stop(CANCEL_SECONDS))
-        while not stopped.done():
+        if stopped is None:
+            stopped = asyncio.ensure_future(self.stop(CANCEL_SECONDS))
+        ends_at = time.monotonic() + CANCEL_SECONDS
+        while not stopped.done() and time.monotonic() < ends_at:
             self._calls.cancel_batches()
             try:
                 await asyncio.wait([stopped], timeout=LOOK_SECONDS)

@@ -182,3 +182,33 @@ def test_a_run_that_is_cancelled_while_handlers_wait_gives_them_back_at_once(
 
     asyncio.run(run())
     assert business.applied() == once(one.id for one in numbered(20))
+
+
+def test_a_run_that_is_cancelled_while_it_drains_waits_for_no_handler(
+    business: Business, async_engine: Engines
+) -> None:
+    async def run() -> None:
+        begun = asyncio.Event()
+
+        async def handle(session: Any, message: Message) -> None:
+            await apply(session, message)
+            begun.set()
+            await asyncio.sleep(60)
+
+        source = MemorySource(messages("a"))
+        async with async_engine() as engine:
+            worker = make(source, engine, handle)
+            running = asyncio.create_task(worker.run())
+            await begun.wait()
+            await worker.stop(0.1)
+            await asyncio.sleep(0.7)  # run looks every half second
+            running.cancel()
+            async with asyncio.timeout(10):
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+            assert not worker.running
+            async with make(source, engine):
+                assert await asyncio.to_thread(source.wait_until_empty, 30)
+
+    asyncio.run(run())
+    assert business.applied() == once("a")
