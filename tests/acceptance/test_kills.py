@@ -37,13 +37,18 @@ def business(engine: Engine) -> Business:
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
+BOTH_KINDS = pytest.mark.parametrize("start", ["threads", "coroutines"], indirect=True)
+"""The workers of a test are ``SqsWorker``, and then ``AsyncSqsWorker``."""
+
+
 @pytest.fixture
-def start(schema_url: str, queue: str) -> Iterator[Start]:
+def start(schema_url: str, queue: str, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Start worker processes, and see that none outlives the test."""
     processes: list[subprocess.Popen[bytes]] = []
+    kind = {"coroutines": True} if getattr(request, "param", "threads") == "coroutines" else {}
 
     def start(*, queue: str = queue, **settings: Any) -> "subprocess.Popen[bytes]":
-        processes.append(worker_process.start(schema_url, queue, **settings))
+        processes.append(worker_process.start(schema_url, queue, **kind, **settings))
         return processes[-1]
 
     yield start
@@ -80,6 +85,7 @@ def supervise(
 # --- a message that kills --------------------------------------------------------------------------------------------
 
 
+@BOTH_KINDS
 @pytest.mark.parametrize(("max_attempts", "fifo"), [(1, False), (4, True)])
 def test_a_message_that_kills_its_process_is_parked_and_its_neighbours_are_processed(
     business: Business,
@@ -107,6 +113,7 @@ def test_a_message_that_kills_its_process_is_parked_and_its_neighbours_are_proce
 # --- kill points -----------------------------------------------------------------------------------------------------
 
 
+@BOTH_KINDS
 @pytest.mark.parametrize(
     ("moment", "run_again"),
     [
@@ -197,8 +204,9 @@ def campaign(
         {"in_sql": True},
         {"prefetch": 60},
         {"in_sql": True, "prefetch": 60, "batch_size": 25, "gather_seconds": 0.05},
+        {"coroutines": True, "threads": 8, "batch_size": 2},
     ],
-    ids=["handler", "effect", "handler, ahead", "effect, ahead"],
+    ids=["handler", "effect", "handler, ahead", "effect, ahead", "coroutines"],
 )
 def test_random_kills_of_workers(
     business: Business, sqs: "SQSClient", queue: str, start: Start, settings: dict[str, Any]
@@ -208,6 +216,7 @@ def test_random_kills_of_workers(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@BOTH_KINDS
 @pytest.mark.parametrize("seed", range(5))
 def test_many_random_kills_of_workers(
     business: Business, sqs: "SQSClient", queue: str, start: Start, seed: int
@@ -215,10 +224,30 @@ def test_many_random_kills_of_workers(
     campaign(business, sqs, queue, start, messages=1500, kills=40, seed=seed)
 
 
+@BOTH_KINDS
+def test_a_process_that_is_stopped_past_its_visibility_applies_nothing_twice(
+    business: Business, sqs: "SQSClient", queue: str, start: Start
+) -> None:
+    """Others take up what it holds, also what its open transaction has recorded once the server has ended that."""
+    send(sqs, queue, ids(40))
+    stopped = start(pause=0.3, threads=4, batch_size=2, transaction_seconds=3)
+    wait_until(lambda: runs(business), timeout=60)
+    stopped.send_signal(signal.SIGSTOP)
+    other = start(threads=4)
+    wait_until(lambda: business.applied() == once(ids(40)), "another worker has done all of it", timeout=60)
+    stopped.send_signal(signal.SIGCONT)
+    supervise([stopped, other], start, lambda: sum(held(sqs, queue).values()) == 0)
+    assert business.applied() == once(ids(40))
+    assert business.balance() == 40
+    assert business.letters() == {}
+
+
 # --- signals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prefetch", [0, 100])
+@pytest.mark.parametrize(
+    ("start", "prefetch"), [("threads", 0), ("threads", 100), ("coroutines", 100)], indirect=["start"]
+)
 def test_sigterm_finishes_what_was_begun_and_hands_back_the_rest(
     business: Business, sqs: "SQSClient", queue: str, start: Start, prefetch: int
 ) -> None:
@@ -235,6 +264,7 @@ def test_sigterm_finishes_what_was_begun_and_hands_back_the_rest(
     assert business.applied() == once(ids(10))
 
 
+@BOTH_KINDS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(
     business: Business, sqs: "SQSClient", queue: str, start: Start, number: signal.Signals, tmp_path: Path

@@ -28,7 +28,7 @@ from txbox.leases.lease import LEASE_SECONDS, Acquisition, AttemptEnd, Lease, Le
 from txbox.leases.ledger import Ledger, require_ledger
 from txbox.leases.renewer import LeaseRenewer
 from txbox.outcome import Outcome
-from txbox.postgres.drivers.greenlets import sleep
+from txbox.postgres.drivers.greenlets import raise_if_cancelled, sleep
 from txbox.postgres.sqlstates import TIMED_OUT, is_outage, sqlstate
 
 WAIT_BACKOFF = Backoff(first_seconds=0.05, longest_seconds=1.0)
@@ -320,6 +320,8 @@ _own: ContextVar[frozenset[tuple[str, str]]] = ContextVar("txbox_leases", defaul
 
 
 def _do(step: _Step, work: Callable[[Lease], Any]) -> Any:
+    if not isinstance(step, _LedgerCall):
+        raise_if_cancelled()  # during a call of the ledger, which was awaited first
     match step:
         case _LedgerCall(function):
             return function()

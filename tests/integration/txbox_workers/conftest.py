@@ -1,4 +1,11 @@
+"""Tests of workers: short pauses; and those of ``BOTH_KINDS`` are run over an ``AsyncWorker``, too."""
+
+from collections.abc import Iterator
+
 import pytest
+
+from support.workers import coroutine_worker
+from support.workers.kinds import BOTH_KINDS, THREADS_ONLY
 
 
 @pytest.fixture(autouse=True)
@@ -6,17 +13,19 @@ def _short_pauses(short_pauses: None) -> None:
     """No test of workers waits longer than it has to."""
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have a test of these modules be two: of a ``Worker``, and of an ``AsyncWorker``."""
+    module = metafunc.module.__name__.partition("txbox_workers.")[2]
+    if module in BOTH_KINDS and metafunc.function.__name__ not in THREADS_ONLY:
+        metafunc.parametrize("_kind", ["threads", "asyncio"], indirect=True)
+
+
 @pytest.fixture(autouse=True)
-def _asyncio(request, monkeypatch):
-    import os
-
-    if os.environ.get("KIND") == "asyncio":
-        from support.workers import coroutine_worker, ledger_worker, memory_worker
-
-        monkeypatch.setattr(memory_worker, "Worker", coroutine_worker.CoroutineWorker)
-        monkeypatch.setattr(ledger_worker, "Worker", coroutine_worker.CoroutineWorker)
-        if hasattr(request.module, "Worker"):
-            monkeypatch.setattr(request.module, "Worker", coroutine_worker.CoroutineWorker)
+def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Which worker the test has: one for functions, or one for coroutines in its place."""
+    if getattr(request, "param", "threads") == "threads":
+        yield
+        return
+    coroutine_worker.replace_workers(monkeypatch, request.module)
     yield
-    if os.environ.get("KIND") == "asyncio":
-        coroutine_worker.dispose()
+    coroutine_worker.dispose()

@@ -12,9 +12,11 @@ from concurrent.futures import Future
 from functools import wraps
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
+from support.workers import ledger_worker, memory_worker
 from txbox import Outcome
 from txbox.service import STOP_SECONDS
 from txbox_workers.coroutines import AsyncWorker
@@ -25,7 +27,7 @@ class CoroutineWorker:
     """Looks like a ``Worker``."""
 
     def __init__(self, source: Source, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment] # made when it is needed first
         if "threads" in options:
             options["concurrency"] = options.pop("threads")
         self.engine: AsyncEngine | None = None
@@ -62,6 +64,7 @@ class CoroutineWorker:
 
     def _begin(self) -> None:
         if self._thread is None:
+            self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
             self._thread.start()
 
@@ -80,6 +83,13 @@ class CoroutineWorker:
 
 
 _made: list[CoroutineWorker] = []
+
+
+def replace_workers(patch: pytest.MonkeyPatch, module: Any) -> None:
+    """Have a test module, and what makes workers for it, make these."""
+    for one in (memory_worker, ledger_worker, module):
+        if hasattr(one, "Worker"):
+            patch.setattr(one, "Worker", CoroutineWorker)
 
 
 def dispose() -> None:

@@ -4,6 +4,7 @@ Every run of the handler leaves a row in ``run``, committed at once over a secon
 known even when it did not live to tell.
 """
 
+import asyncio
 import json
 import logging
 import os
@@ -11,18 +12,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from support.processes import start_python
-from support.workers.business import ADD, Business, apply
-from txbox import Inbox, Message, Outbox, SqlEffect
+from support.workers.business import ADD, APPLY, Business, apply
+from txbox import AsyncInbox, Inbox, Message, Outbox, SqlEffect
 from txbox import instrumentation as events
 from txbox.backoff import Backoff
+from txbox.instrumentation import Hook
 from txbox.testing import kill_at
-from txbox_aws.sqs import SqsWorker
+from txbox_aws.sqs import AsyncSqsWorker, SqsWorker
 
 NOTE = text("INSERT INTO run (message_id, pid) VALUES (:id, :pid)")
 COUNT = text("SELECT count(*) FROM run WHERE message_id = :id")
@@ -59,9 +63,46 @@ def start(url: str, queue: str, **settings: Any) -> subprocess.Popen[bytes]:
         settings: ``deadly`` ids kill their process in the handler, ``deadly_once`` ids in their first run only;
             ``kill_at`` names the event that kills; ``pause`` is how long the handler takes, in seconds; ``log`` is a
             file for what the worker logs; ``in_sql``: the effect is one in SQL, which publishes the ids, and what is
-            received counts as run; the rest goes to SqsWorker.
+            received counts as run; ``coroutines``: it is an AsyncSqsWorker, with a handler to match; the rest goes to
+            the worker.
     """
     return start_python("-m", "support.workers.worker_process", json.dumps({"url": url, "queue": queue, **settings}))
+
+
+async def run_with_coroutines(
+    url: str,
+    queue: str,
+    deadly: Collection[str],
+    deadly_once: Collection[str],
+    pause: float,
+    hooks: Sequence[Hook],
+    settings: dict[str, Any],
+) -> bool:
+    """Work until SIGTERM, with the same handler as a coroutine; return whether it has finished what was begun."""
+    engine = create_async_engine(url)
+    notes = create_async_engine(url, isolation_level="AUTOCOMMIT", pool_size=20)
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        async with notes.connect() as connection:
+            await connection.execute(NOTE, {"id": message.id, "pid": os.getpid()})
+            runs = (await connection.execute(COUNT, {"id": message.id})).scalar_one()
+        await session.execute(APPLY, {"id": message.id, "body": message.text})
+        await session.execute(ADD, {"account": 1, "amount": 1})
+        if message.id in deadly or (message.id in deadly_once and runs == 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.sleep(pause)
+
+    settings["concurrency"] = settings.pop("threads", 1)
+    worker = AsyncSqsWorker(
+        queue,
+        inbox=AsyncInbox("billing", wait_seconds=0.2),
+        engine=engine,
+        handler=handle,
+        backoff=Backoff(0, 0),
+        hooks=hooks,
+        **settings,
+    )
+    return await worker.run()
 
 
 def main() -> None:
@@ -99,6 +140,9 @@ def main() -> None:
         how = {"effect": SqlEffect.of(script, fields="kind text default 'x'", **publishing)}
         hooks.append(note_received)
     settings = {"wait_seconds": 1, "visibility_seconds": 1, **settings}
+    if settings.pop("coroutines", False):
+        done = asyncio.run(run_with_coroutines(url, queue, deadly, deadly_once, pause, hooks, settings))
+        sys.exit(0 if done else 3)
     worker = SqsWorker(
         queue,
         inbox=Inbox("billing", wait_seconds=0.2),

@@ -15,31 +15,41 @@ class LoopCalls:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._batches: set[asyncio.Task[object]] = set()
+        self._others: set[asyncio.Task[object]] = set()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take the loop; the coroutine that does must not wait in it for what it has called."""
         self._loop = loop
 
-    def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Have a function run on the loop, from another thread."""
-        assert self._loop is not None  # noqa: S101 - for the type checker: bound when the worker starts
-        return asyncio.run_coroutine_threadsafe(self._run(work), self._loop)
+    def submit(self, batch: Callable[[], T]) -> "Future[T]":
+        """Have a batch run on the loop, from another thread."""
+        return self._submit(batch, self._batches)
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run a function on the loop, from another thread, and return what it returns."""
-        return self.submit(work).result()
+        """Run something short on the loop, from another thread, and return what it returns."""
+        return self._submit(work, self._others).result()
 
-    def cancel(self) -> None:
-        """Cancel what runs; for the loop itself."""
-        for task in self._tasks:
+    def cancel_batches(self) -> None:
+        """Cancel the batches that run, for the loop itself; each once, as it has to roll back in peace."""
+        for task in self._batches:
+            if not task.cancelling():
+                task.cancel()
+
+    def cancel_calls(self) -> None:
+        """Cancel what is no batch: the checks of a start."""
+        for task in self._others:
             task.cancel()
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    def _submit(self, work: Callable[[], T], tasks: "set[asyncio.Task[object]]") -> "Future[T]":
+        assert self._loop is not None  # noqa: S101 - for the type checker: bound when the worker starts
+        return asyncio.run_coroutine_threadsafe(self._run(work, tasks), self._loop)
+
+    async def _run(self, work: Callable[[], T], tasks: "set[asyncio.Task[object]]") -> T:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker
-        self._tasks.add(task)
+        tasks.add(task)
         try:
             return await run_in_greenlet(work)
         finally:
-            self._tasks.discard(task)
+            tasks.discard(task)

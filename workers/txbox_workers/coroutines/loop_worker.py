@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from txbox_workers.coroutines.loop_calls import LoopCalls
 from txbox_workers.coroutines.poller import LoopPoller
+from txbox_workers.coroutines.threaded_ledger import ThreadedLedger
 from txbox_workers.delivery import Source
 from txbox_workers.polling.poller import Poller
 from txbox_workers.worker import Worker
@@ -20,6 +21,15 @@ class LoopWorker(Worker):
         self._of = of
         self._calls = calls
         super().__init__(source, **options)
+
+    def call_off(self) -> None:
+        """Begin nothing more; ``stop`` waits for what was begun."""
+        self._call_off()
+
+    def _stopped(self, finished: bool) -> None:
+        super()._stopped(finished)
+        if finished and isinstance(ledger := self._options.ledger, ThreadedLedger):
+            ledger.close()
 
     def _with_database(self, work: Callable[[], T]) -> T:
         return self._calls.call(work)

@@ -13,10 +13,14 @@ from txbox_workers.polling.prefetching_poller import PrefetchingPoller
 
 
 class LoopPoller(PrefetchingPoller):
-    """Receives and settles in threads, and has one more that gives batches to the loop."""
+    """Receives and settles in threads, and has one more that gives batches to the loop.
+
+    In an outage of the database, one batch waits for its end and says so, and nothing is received. Each of many tasks
+    would ask, and log, for itself, and take its next batch as long as one of them has not noticed.
+    """
 
     def __init__(self, context: PollingContext, calls: LoopCalls, *, concurrency: int, **options: Any) -> None:
-        super().__init__(context, threads=concurrency, **options)
+        super().__init__(context, threads=concurrency, one_waits=True, **options)
         self._calls = calls
         self._free = threading.Semaphore(concurrency)
         self._producers -= concurrency - 1

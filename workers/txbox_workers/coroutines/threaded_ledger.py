@@ -2,12 +2,13 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from txbox.leases import LEASE_SECONDS, Acquisition, Lease, Ledger
 from txbox.leases.lease import AttemptEnd
-from txbox.postgres.drivers.greenlets import in_greenlet, wait_for
+from txbox.postgres.drivers.greenlets import in_greenlet, raise_if_cancelled, wait_for
 
 MOST_THREADS = 32
 
@@ -21,7 +22,8 @@ class ThreadedLedger:
     def __init__(self, ledger: Ledger, threads: int) -> None:
         """Take the ledger, and how many calls are made at once, at most 32."""
         self._ledger = ledger
-        self._threads = ThreadPoolExecutor(min(threads, MOST_THREADS), thread_name_prefix="txbox-ledger")
+        self._count = min(threads, MOST_THREADS)
+        self._threads: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:
         return repr(self._ledger)
@@ -39,7 +41,7 @@ class ThreadedLedger:
         self, message_id: str, *, lease_seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
     ) -> Acquisition:
         """Ask for the lease of a message."""
-        acquired: Acquisition = self._call(
+        acquired: Acquisition = self._call_through(
             self._ledger.acquire, message_id, lease_seconds=lease_seconds, fingerprint=fingerprint
         )
         return acquired
@@ -50,28 +52,44 @@ class ThreadedLedger:
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
         """Record that the work is done."""
-        self._call(self._ledger.complete, lease, result)
+        self._call_through(self._ledger.complete, lease, result)
 
     def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> None:
         """Record that an attempt has ended."""
-        self._call(self._ledger.release, lease, ended, forget_attempts=forget_attempts)
+        self._call_through(self._ledger.release, lease, ended, forget_attempts=forget_attempts)
 
     def find_expired(self, lease: Lease, sent_at: Any) -> Any:
         """Find out whether a message is too old to judge; None in a ledger without horizons."""
         find_expired = getattr(self._ledger, "find_expired", None)
         return None if find_expired is None else self._call(find_expired, lease, sent_at)
 
+    def close(self) -> None:
+        """End its threads, which begin again with the next call."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            self._threads = None
+
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call in a thread; a cancellation is raised when the call has ended."""
+        result = self._call_through(function, *args, **kwargs)
+        raise_if_cancelled()
+        return result
+
+    def _call_through(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call in a thread, and return its result also if cancelled: so no lease is left behind that none releases.
+
+        The cancellation is raised where work would begin: see ``LeaseRunner.run``.
+        """
         if not in_greenlet():
             return function(*args, **kwargs)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="txbox-ledger")
         return wait_for(_finished(self._threads, partial(function, *args, **kwargs)))
 
 
 async def _finished(threads: ThreadPoolExecutor, function: Any) -> Any:
-    """Call in a thread, and wait for the end of the call also if cancelled: so no lease is left behind unknown."""
     call = asyncio.get_running_loop().run_in_executor(threads, function)
-    try:
-        return await asyncio.shield(call)
-    except asyncio.CancelledError:
-        await asyncio.wait([call])
-        raise
+    while not call.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([call])
+    return call.result()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, Unpack
@@ -91,7 +92,7 @@ class AsyncWorker:
     async def start(self) -> None:
         """Check what it works with, then begin on this event loop, and return; raises as ``Worker.start``."""
         self._calls.bind(asyncio.get_running_loop())
-        await _in_thread(self._worker.start)
+        await _in_thread(self._worker.start, on_cancel=self._cancel_checks)
 
     async def stop(self, timeout: float = STOP_SECONDS) -> bool:
         """Begin nothing more, and finish what was begun, within ``timeout`` seconds; returns as ``Worker.stop``."""
@@ -107,6 +108,7 @@ class AsyncWorker:
             asyncio.CancelledError: it was cancelled, and what was under way has been rolled back and handed back.
         """
         ended = asyncio.Event()
+        stopped: asyncio.Future[bool] | None = None
         with _signals(ended):
             try:
                 await self.start()
@@ -114,15 +116,24 @@ class AsyncWorker:
                     started()
                 while not ended.is_set() and not self.stopping:
                     await _within(ended, LOOK_SECONDS)
+                stopped = asyncio.ensure_future(self.stop(timeout))
+                return await asyncio.shield(stopped)
             except BaseException:
-                await self._give_up()
+                await self._give_up(stopped)
                 raise
-            return await self.stop(timeout)
 
-    async def _give_up(self) -> None:
-        stopped = asyncio.ensure_future(self.stop(CANCEL_SECONDS))
-        while not stopped.done():
-            self._calls.cancel()
+    def _cancel_checks(self) -> None:
+        if not self.running:  # once it is, a report may be under way
+            self._calls.cancel_calls()
+
+    async def _give_up(self, stopped: "asyncio.Future[bool] | None") -> None:
+        """Cancel what is under way, and wait for its end; ``stopped``: a stop that waits for that already."""
+        self._worker.call_off()  # before the batches end, which are not to say that the database is lost
+        if stopped is None:
+            stopped = asyncio.ensure_future(self.stop(CANCEL_SECONDS))
+        ends_at = time.monotonic() + CANCEL_SECONDS
+        while not stopped.done() and time.monotonic() < ends_at:
+            self._calls.cancel_batches()
             try:
                 await asyncio.wait([stopped], timeout=LOOK_SECONDS)
             except asyncio.CancelledError:
@@ -140,13 +151,16 @@ LOOK_SECONDS = 0.5
 """Between looks at whether it was stopped by a call from another thread."""
 
 
-async def _in_thread(function: Callable[[], Any]) -> Any:
+async def _in_thread(function: Callable[[], Any], on_cancel: Callable[[], object] = lambda: None) -> Any:
     """Call what blocks in a thread, and wait for its end, also if cancelled: half a start would leave threads."""
     call = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
+        on_cancel()
         await asyncio.wait([call])
+        if not call.cancelled():
+            call.exception()  # or else asyncio would say that it was never looked at
         raise
 
 

@@ -1,5 +1,6 @@
 """The batch runner: processes one batch of deliveries to the end, and settles each of them."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.polling.activity import oldest_sent_at
 from txbox_workers.polling.context import PollingContext, outage_seconds
 from txbox_workers.polling.settler import Settler
-from txbox_workers.processing import DatabaseUnavailable
+from txbox_workers.processing import DatabaseUnavailable, is_cancellation
 
 KEEP_SECONDS = 900.0
 """How long a delivery is kept whose attempt was counted, while it cannot be saved how that has ended. A worker that is
@@ -25,12 +26,24 @@ class BatchRunner:
     """Runs batches of one worker. Thread-safe."""
 
     def __init__(
-        self, context: PollingContext, settler: Settler, on_outage: Callable[[], object] = lambda: None
+        self,
+        context: PollingContext,
+        settler: Settler,
+        on_outage: Callable[[], object] = lambda: None,
+        *,
+        one_waits: bool = False,
     ) -> None:
-        """Take who settles, and what is called before it waits until the database can be used again."""
+        """Take who settles, and what is called before it waits until the database can be used again.
+
+        ``one_waits``: one batch alone waits for that, and asks, for all of them; the others return at once.
+        """
         self._context = context
         self._settler = settler
         self._on_outage = on_outage
+        self._one_waits = one_waits
+        self._lock = threading.Lock()
+        self._waits = False
+        self._joined: list[Settlement] = []  # what the others have kept
 
     def run(self, deliveries: Sequence[Delivery], *, watch: bool = False) -> list[Settlement]:
         """Process deliveries, have them settled, and return their settlements.
@@ -44,6 +57,7 @@ class BatchRunner:
         waiting: list[Settlement] = []
         settled_at = time.monotonic()
         trouble: BaseException | None = None
+        cancelled = False
         try:  # after any error in here, what is watched is handed back
             if watch:
                 watch_received(context, deliveries)
@@ -59,20 +73,45 @@ class BatchRunner:
         except DatabaseUnavailable as error:
             trouble = error
         except BaseException as error:  # noqa: BLE001 - hand back, log it, and continue
-            log_failure(
-                "%s: processing raised an unexpected error; its deliveries are handed back", context.subscriber_id
-            )
-            trouble = error
+            cancelled = is_cancellation(error)
+            if not cancelled:
+                log_failure(
+                    "%s: processing raised an unexpected error; its deliveries are handed back", context.subscriber_id
+                )
+                trouble = error
         rest = [
-            Settlement(delivery, Outcome.IN_FLIGHT, trouble, outage_seconds(delivery.receive_count))
+            Settlement(
+                delivery, Outcome.IN_FLIGHT, trouble, 0.0 if cancelled else outage_seconds(delivery.receive_count)
+            )
             for delivery in unsettled.values()
         ]
         kept = self._hand_back(rest, after=waiting)
-        if trouble is not None:
-            with context.activity.awaiting_database():
-                self._on_outage()
-                self._await_database(trouble, kept)
+        if cancelled:
+            self._end_keeping(kept)
+        if trouble is not None and not self._join(kept):
+            try:
+                with context.activity.awaiting_database():
+                    self._on_outage()
+                    self._await_database(trouble, kept)
+            finally:
+                self._end_keeping(self._take_joined(ends=True))
         return settled + rest
+
+    def _join(self, kept: Sequence[Settlement]) -> bool:
+        """Leave the waiting, and what was kept, to another batch; False: this one is to wait."""
+        with self._lock:
+            if self._waits and self._one_waits:
+                self._joined += kept
+                return True
+            self._waits = True
+            return False
+
+    def _take_joined(self, *, ends: bool = False) -> list[Settlement]:
+        with self._lock:
+            joined, self._joined = self._joined, []
+            if ends:
+                self._waits = False
+            return joined
 
     def _hand_back(self, settlements: Sequence[Settlement], after: Sequence[Settlement] = ()) -> list[Settlement]:
         """Hand back, but keep, and return, deliveries of which it is not saved how their attempts have ended."""
@@ -90,26 +129,34 @@ class BatchRunner:
         while not context.stopping.is_set():
             pause = outage_seconds(attempt)
             context.emit(DatabaseLost, error=trouble, pause_seconds=pause)
-            if context.stopping.wait(pause):
-                break
             try:
+                if context.stopping.wait(pause):
+                    break
                 context.processor.check_recording()
             except Exception as error:  # noqa: BLE001 - whatever it is, it has not recovered
                 trouble = error
                 attempt += 1
-                kept = self._hand_back(kept)
+                kept = self._hand_back([*kept, *self._take_joined()])
                 if time.monotonic() - began > KEEP_SECONDS:
                     self._settler.settle(kept)
                     kept = []
+            except BaseException as error:
+                if not is_cancellation(error):
+                    raise
+                break
             else:
                 self._settler.settle(kept)
                 context.emit(DatabaseRestored)
                 return
+        self._end_keeping(kept)
+
+    def _end_keeping(self, kept: Sequence[Settlement]) -> None:
+        """Hand back what was kept, if it can be saved now how its attempts have ended."""
         if kept:
             with suppress(Exception):
-                context.processor.save_unsaved()
+                self._context.processor.save_unsaved()
             # The rest comes again when its visibility ends.
-            context.heartbeat.forget(each.delivery for each in self._hand_back(kept))
+            self._context.heartbeat.forget(each.delivery for each in self._hand_back(kept))
 
 
 def watch_received(context: PollingContext, deliveries: Sequence[Delivery]) -> None:

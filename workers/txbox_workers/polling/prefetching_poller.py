@@ -30,7 +30,14 @@ class PrefetchingPoller(Poller):
     """Receives, processes and settles in threads of their own."""
 
     def __init__(
-        self, context: PollingContext, *, threads: int, prefetch: int, batch_size: int, gather_seconds: float
+        self,
+        context: PollingContext,
+        *,
+        threads: int,
+        prefetch: int,
+        batch_size: int,
+        gather_seconds: float,
+        one_waits: bool = False,
     ) -> None:
         self._context = context
         self._count = threads
@@ -42,11 +49,11 @@ class PrefetchingPoller(Poller):
             gather_seconds=gather_seconds,
             visibility_seconds=context.source.visibility_seconds,
             group=context.processor.group,
-            closed=lambda: activity.halted.is_set() or activity.awaiting_threads >= threads,
+            closed=lambda: activity.halted.is_set() or activity.awaiting_threads >= (1 if one_waits else threads),
             stopping=context.stopping,
         )
         self._settler = QueuedSettler(context, self._settled)
-        self._runner = BatchRunner(context, self._settler, on_outage=self._empty_in_outage)
+        self._runner = BatchRunner(context, self._settler, on_outage=self._empty_in_outage, one_waits=one_waits)
         self._prefetcher = Prefetcher(context, self._buffer, self._settler)
         self._lock = threading.Lock()
         self._producers = threads + RECEIVERS

@@ -14,7 +14,13 @@ from txbox.postgres.guards.commit_guard import begin, commit, is_refused_commit,
 from txbox.postgres.guards.transaction_guard import guard, left_in_use, protect, refuse_aborted
 from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, rows_of, run_steps
 from txbox.postgres.sqlstates import TIMED_OUT, is_lost_prepared_statement, sqlstate
-from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, unavailable, without_values
+from txbox_workers.processing.outage_errors import (
+    DatabaseUnavailable,
+    bookkeeping,
+    is_cancellation,
+    unavailable,
+    without_values,
+)
 from txbox_workers.processing.transaction_limits import TimeLimit, limit_steps, unlimited
 
 
@@ -105,6 +111,8 @@ class GuardedTransactions:
                     if discard_if_session_broken(connection, error):
                         self._engine.pool._invalidate(None, error)  # type: ignore[arg-type] # noqa: SLF001 - no other way
                     raise
+                if is_cancellation(error):
+                    raise  # the connection was closed here, and not by the handler
                 if sqlstate(error) in TIMED_OUT:
                     raise TransactionTimedOut from without_values(error)
                 if broken:

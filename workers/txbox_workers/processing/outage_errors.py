@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from txbox import Expired, InFlight, InvalidMessageId, MalformedMessage, Mismatch
 from txbox.dead_letters.failures import describe
 from txbox.dead_letters.order import KeyHeld
-from txbox.postgres.drivers.greenlets import in_greenlet
+from txbox.postgres.drivers.greenlets import is_cancelled
 from txbox.postgres.round_trip import PreparedLost
 from txbox.postgres.sqlstates import (
     PREPARED_REMEDY,
@@ -23,14 +23,26 @@ from txbox.postgres.sqlstates import (
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether an error ends the work itself, and is no failure of its message: Ctrl-C, or a task that is cancelled.
+    """Whether an error ends the work itself, and is no failure of its message: Ctrl-C, or a task that is cancelled."""
+    return isinstance(error, KeyboardInterrupt) or is_cancellation(error)
 
-    A handler that raises CancelledError by itself has failed.
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether an error comes of it that the task was cancelled in which this runs.
+
+    A handler that raises CancelledError by itself has failed. One that is cancelled may raise another error: its
+    cleaning up finds a connection that cannot be used any more.
     """
-    if isinstance(error, asyncio.CancelledError) and in_greenlet():
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
-    return isinstance(error, KeyboardInterrupt)
+    return is_cancelled() and any(isinstance(one, asyncio.CancelledError) for one in _with_contexts(error))
+
+
+def _with_contexts(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
 
 
 class DatabaseUnavailable(Exception):

@@ -62,6 +62,20 @@ async def run_in_greenlet(function: Callable[P, T], /, *args: P.args, **kwargs: 
     return await greenlet_spawn(partial(function, *args, **kwargs))
 
 
+def is_cancelled() -> bool:
+    """Whether this code runs in a greenlet whose task was cancelled."""
+    if not in_greenlet():
+        return False
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def raise_if_cancelled() -> None:
+    """Raise ``asyncio.CancelledError`` in such a greenlet: where a cancellation was not raised at once."""
+    if is_cancelled():
+        raise asyncio.CancelledError
+
+
 class GreenletEvent(threading.Event):
     """An event that a greenlet may wait for, too: the loop goes on meanwhile."""
 

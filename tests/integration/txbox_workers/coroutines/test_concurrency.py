@@ -1,0 +1,163 @@
+"""Many batches at once on one event loop: each with its own transaction, order and context."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opentelemetry import trace
+
+from support.txbox.events import Kept
+from support.txbox.traces import Traces, attributes
+from support.workers.async_worker import Engines, apply, make
+from support.workers.business import Business, once
+from support.workers.fifo_source import FifoSource
+from support.workers.memory_worker import messages, numbered
+from txbox import Message
+from txbox.instrumentation import Settled
+from txbox.tracing.log_context import messages_in_hand
+from txbox_workers.delivery import Delivery
+from txbox_workers.memory_source import MemorySource
+
+
+def test_sixty_four_handlers_wait_at_once_each_in_its_transaction(business: Business, async_engine: Engines) -> None:
+    everybody = asyncio.Barrier(64)
+
+    async def handle(session: Any, message: Message) -> None:
+        await apply(session, message)
+        async with asyncio.timeout(30):
+            await everybody.wait()
+
+    async def run() -> None:
+        source = MemorySource(numbered(128))
+        async with (
+            async_engine(pool_size=66) as engine,
+            make(source, engine, handle, concurrency=64, batch_size=1),
+        ):
+            assert await asyncio.to_thread(source.wait_until_empty, 60)
+
+    asyncio.run(run())
+    assert business.applied() == once(one.id for one in numbered(128))
+
+
+def test_groups_keep_their_order_whatever_fails(business: Business, async_engine: Engines) -> None:
+    source = FifoSource(wait_seconds=0.01)
+    ids: dict[str, list[str]] = defaultdict(list)
+    for number in range(120):
+        group = f"g{number % 6}"
+        ids[group].append(f"{group}-{number:03}")
+    for group, its in ids.items():
+        source.send_in(group, *its)
+    failed: set[str] = set()
+
+    async def handle(session: Any, message: Message) -> None:
+        await apply(session, message)
+        await asyncio.sleep(hash(message.id) % 5 / 1000)
+        if message.id.endswith("7") and message.id not in failed:
+            failed.add(message.id)
+            raise ValueError("once")
+
+    async def run() -> None:
+        async with async_engine() as engine, make(source, engine, handle, concurrency=10):
+            assert await asyncio.to_thread(source.wait_until_empty, 60)
+
+    asyncio.run(run())
+    assert len(failed) == 12
+    order = business.order()
+    assert {group: [one for one in order if one.startswith(f"{group}-")] for group in ids} == ids
+
+
+class ExtendedSource(MemorySource):
+    """Its deliveries are the worker's for two seconds, and it notes how often they were extended."""
+
+    extended = 0
+
+    @property
+    def visibility_seconds(self) -> float | None:
+        return 2.0
+
+    def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
+        self.extended += len(deliveries)
+        return {}
+
+
+def test_a_handler_that_blocks_the_loop_keeps_its_delivery(business: Business, async_engine: Engines) -> None:
+    source = ExtendedSource(messages("a"))
+
+    async def handle(session: Any, message: Message) -> None:
+        await apply(session, message)
+        time.sleep(2.5)  # what it must not do
+
+    async def run() -> None:
+        async with async_engine() as engine, make(source, engine, handle):
+            assert await asyncio.to_thread(source.wait_until_empty, 30)
+
+    asyncio.run(run())
+    assert source.extended >= 2
+    assert business.applied() == once(["a"])
+
+
+def test_each_handler_sees_its_own_message_in_the_log_and_in_its_span(
+    business: Business, async_engine: Engines, caplog: Any
+) -> None:
+    """Ten batches of two are under way at once, and every one waits between all that it looks at."""
+    caplog.set_level(logging.INFO, "host")
+    traces = Traces()
+    together = asyncio.Barrier(10)
+    wrong: list[str] = []
+
+    def look(message: Message) -> None:
+        in_hand = messages_in_hand()
+        if in_hand is None or in_hand.message_ids != (message.id,):
+            wrong.append(f"{message.id}: {in_hand}")
+        span: Any = trace.get_current_span()
+        if attributes(span).get("messaging.message.id") != message.id:
+            wrong.append(f"{message.id}: {dict(span.attributes)}")
+
+    async def handle(session: Any, message: Message) -> None:
+        look(message)
+        await apply(session, message)
+        look(message)
+        async with asyncio.timeout(30):
+            await together.wait()
+        look(message)
+        await asyncio.create_task(asyncio.sleep(0))
+        look(message)
+        if message.id.endswith("3"):
+            with traces.tracer.start_as_current_span(f"of {message.id}"):
+                await asyncio.sleep(0.001)
+
+    async def run() -> Kept:
+        source, kept = MemorySource(numbered(100)), Kept()
+        async with (
+            async_engine() as engine,
+            make(
+                source,
+                engine,
+                handle,
+                concurrency=10,
+                batch_size=2,
+                gather_seconds=0,
+                tracing=traces.tracing,
+                hooks=[kept],
+            ),
+        ):
+            assert await asyncio.to_thread(source.wait_until_empty, 60)
+        return kept
+
+    kept = asyncio.run(run())
+    assert wrong == []
+    assert len({one.message_id for one in kept.of(Settled)}) == 100
+    handled = {
+        one.context.span_id: attributes(one)["messaging.message.id"]
+        for one in traces.of("process")
+        if one.context is not None
+    }
+    own = [one for one in traces.all() if one.name.startswith("of ")]
+    assert len(own) == 10
+    for one in own:
+        assert one.parent is not None
+        assert f"of {handled[one.parent.span_id]}" == one.name
+    assert business.applied() == once(one.id for one in numbered(100))

@@ -1,0 +1,197 @@
+"""Coroutine handlers: what they are given, what they may do, and what they are refused."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from support.txbox.events import Kept
+from support.workers.async_worker import Engines, apply, work_off
+from support.workers.business import APPLY, Business, once
+from support.workers.memory_worker import AT_ONCE, messages, numbered
+from txbox import DeadLetters, Inbox, InvalidConfiguration, Message, Outcome
+from txbox.instrumentation import Settled
+from txbox.leases import Lease, PostgresLedger
+from txbox_workers.coroutines import AsyncWorker
+from txbox_workers.memory_source import MemorySource
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Account(Base):
+    __tablename__ = "account"
+    account_id: Mapped[int] = mapped_column(primary_key=True)
+    balance: Mapped[int]
+
+
+@pytest.mark.parametrize("factory", [None, "async_sessionmaker"])
+def test_a_handler_works_with_mapped_objects(business: Business, async_engine: Engines, factory: str | None) -> None:
+    async def pay(session: AsyncSession, message: Message) -> None:
+        if factory:
+            assert not session.sync_session.expire_on_commit
+        account = (await session.scalars(select(Account).where(Account.account_id == 1).with_for_update())).one()
+        await asyncio.sleep(0)
+        account.balance += 1  # flushed by the worker
+
+    async def run() -> None:
+        async with async_engine() as engine:
+            options = {"session_factory": async_sessionmaker(expire_on_commit=False)} if factory else {}
+            await work_off(MemorySource([*numbered(30), *numbered(30)]), engine, pay, batch_size=1, **options)
+
+    asyncio.run(run())
+    assert business.balance() == 30
+
+
+def test_a_batch_handler_gets_the_messages_of_a_batch_that_are_first(business: Business, async_engine: Engines) -> None:
+    async def handle(session: AsyncSession, batch: Sequence[Message]) -> None:
+        await session.execute(APPLY, [{"id": one.id, "body": one.text} for one in batch])
+
+    async def run() -> None:
+        async with async_engine() as engine:
+            await work_off(MemorySource([*numbered(30), *numbered(30)]), engine, batch_handler=handle)
+
+    asyncio.run(run())
+    assert business.applied() == once(one.id for one in numbered(30))
+
+
+async def commits(session: AsyncSession) -> None:
+    await session.commit()
+    await (await session.connection()).commit()
+
+
+async def commits_by_sql(session: AsyncSession) -> None:
+    await session.execute(text("COMMIT"))
+
+
+async def rolls_back(session: AsyncSession) -> None:
+    await session.rollback()
+
+
+async def leaves_a_statement_open(session: AsyncSession) -> None:
+    driver: Any = (await (await session.connection()).get_raw_connection()).driver_connection
+    cursor = driver.cursor()
+    left.append(cursor.stream("SELECT generate_series(1, 100)"))
+    await anext(left[-1])
+
+
+async def swallows_an_error(session: AsyncSession) -> None:
+    with suppress(DBAPIError):
+        await session.execute(text("SELECT 1 / 0"))
+
+
+async def raises_cancelled_error(session: AsyncSession) -> None:
+    raise asyncio.CancelledError
+
+
+async def cancels_what_it_waits_for(session: AsyncSession) -> None:
+    waits = asyncio.ensure_future(asyncio.sleep(60))
+    waits.cancel()
+    await waits
+
+
+left: list[Any] = []
+
+
+@pytest.mark.parametrize(
+    ("does", "error"),
+    [
+        (commits, "TransactionEnded"),
+        (commits_by_sql, "TransactionEnded"),
+        (rolls_back, "TransactionEnded"),
+        (leaves_a_statement_open, "StatementLeftOpen"),
+        (swallows_an_error, "TransactionAborted"),
+        (raises_cancelled_error, "CancelledError"),
+        (cancels_what_it_waits_for, "CancelledError"),
+    ],
+)
+def test_what_a_handler_must_not_do_is_its_message_s_failure_and_no_more(
+    business: Business, async_engine: Engines, does: Callable[[AsyncSession], Awaitable[None]], error: str
+) -> None:
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await apply(session, message)
+        if message.id == "bad":
+            await does(session)
+
+    async def run() -> Kept:
+        async with async_engine() as engine:
+            kept = await work_off(MemorySource(messages("a", "bad", "b")), engine, handle, max_attempts=2)
+            while left:
+                await left.pop().aclose()
+            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+            return kept
+
+    kept = asyncio.run(run())
+    assert kept.outcomes("bad") == [Outcome.FAILED, Outcome.DEAD]
+    assert {type(one.error).__name__ for one in kept.of(Settled) if one.message_id == "bad"} == {error}
+    assert business.applied() == once(["a", "b"])
+    assert business.letters() == {"bad": "failed"}
+
+
+def test_a_ledger_alone_with_its_lease_and_dead_letters(
+    engine: Engine, business: Business, async_engine: Engines
+) -> None:
+    handled: list[tuple[str, int]] = []
+
+    async def send(message: Message, lease: Lease) -> None:
+        await asyncio.sleep(0.01)
+        handled.append((message.id, lease.attempt))
+        if message.id == "bad":
+            raise ValueError("no")
+
+    async def run() -> None:
+        source = MemorySource([*messages("a", "b", "bad"), *messages("a", "b")])
+        kept = Kept()
+        worker = AsyncWorker(
+            source,
+            ledger=PostgresLedger("mailing", engine=engine),
+            dead_letters=DeadLetters(engine),
+            handler=send,
+            max_attempts=2,
+            backoff=AT_ONCE,
+            hooks=[kept],
+        )
+        async with worker:
+            assert await asyncio.to_thread(source.wait_until_empty, 30)
+
+    asyncio.run(run())
+    assert sorted(handled) == [("a", 1), ("b", 1), ("bad", 1), ("bad", 2)]
+    assert business.letters() == {"bad": "failed"}
+
+
+def function(session: Any, message: Message) -> None:
+    """No coroutine."""
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"handler": function}, r"AsyncWorker\.handler must be a coroutine function"),
+        ({"concurrency": 16}, r"pool has 15 connections: give create_async_engine\(…, pool_size=16\)"),
+        ({"concurrency": 0}, r"AsyncWorker\.concurrency must be from 1 to"),
+        ({"prefetch": 0}, r"AsyncWorker\.prefetch must be at least"),
+        ({"engine": "sync"}, r"AsyncWorker\.engine must be an AsyncEngine, not Engine"),
+        ({"engine": "asyncpg"}, r"not of asyncpg: a worker sends several statements"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_made(
+    engine: Engine, schema_url: str, options: dict[str, Any], error: str
+) -> None:
+    made = create_async_engine(schema_url)
+    engines = {"sync": engine, "asyncpg": create_async_engine(made.url.set(drivername="postgresql+asyncpg", query={}))}
+    options = {"engine": made, "handler": apply, **options}
+    options["engine"] = engines.get(options["engine"], options["engine"])
+    with pytest.raises(InvalidConfiguration, match=error):
+        AsyncWorker(MemorySource(), inbox=Inbox("billing"), **options)
+
+
+def test_it_takes_no_option_of_threads(schema_url: str) -> None:
+    with pytest.raises(TypeError, match=r"AsyncWorker\(\) got an unexpected keyword argument 'threads'"):
+        AsyncWorker(MemorySource(), inbox=Inbox("billing"), engine=create_async_engine(schema_url), threads=2)  # type: ignore[call-arg]

@@ -1,0 +1,50 @@
+"""Which tests of a ``Worker`` are tests of an ``AsyncWorker``, too; see ``support.workers.coroutine_worker``."""
+
+BOTH_KINDS = {
+    "processing.test_attempts",
+    "processing.test_batches",
+    "processing.test_conflicts",
+    "processing.test_cut_off",
+    "processing.test_effects",
+    "processing.test_expired",
+    "processing.test_order",
+    "processing.test_outages",
+    "processing.test_parking",
+    "leases.test_expired",
+    "leases.test_ledger_beside_inbox",
+    "leases.test_ledger_errors",
+    "leases.test_ledger_worker",
+    "test_stop",
+}
+"""Modules, below ``integration/txbox_workers``."""
+
+_STATEMENTS = "counts the statements, or has listeners, of the engine for functions"
+_DIRECT = "calls parts of the processor without a greenlet"
+_BLOCKS = "its handlers block their threads, to wait for each other or for the test"
+_INNER = "reaches into the worker"
+_CONNECTIONS = "makes more workers, each with a pool, than the server has connections for"
+_SIZES = "of a worker that receives in the thread that processes"
+
+THREADS_ONLY = {
+    "test_a_batch_is_one_record_and_one_commit": _STATEMENTS,
+    "test_one_transaction_per_message_on_request": _STATEMENTS,
+    "test_a_large_batch_that_fails_is_processed_in_tenths_and_those_too": _SIZES,
+    "test_an_attempt_that_could_not_be_taken_back_is_taken_back_once_the_database_is_there_again": _DIRECT,
+    "test_a_message_that_is_received_after_the_letter_s_commit_is_held_whatever_the_parker_does_next": _DIRECT,
+    "test_workers_copies_and_redrives_at_random_end_with_each_message_processed_or_parked": _CONNECTIONS,
+    "test_an_attempt_whose_counting_was_not_answered_is_taken_back": _DIRECT,
+    "test_a_failure_that_could_not_be_noted_is_noted_later_and_is_no_crash": _DIRECT,
+    "test_a_serialization_failure_is_retried_and_never_read_as_a_duplicate": _BLOCKS,
+    "test_a_failure_beside_duplicates_is_the_effects": _DIRECT,
+    "test_listeners_of_the_hosts_have_their_say_before_the_commit": _STATEMENTS,
+    "test_a_lost_answer_to_the_commit_of_an_effect_is_neither_yes_nor_no": _DIRECT,
+    "test_a_pool_of_stale_connections_costs_nobody_an_attempt": _BLOCKS,
+    "test_a_restart_of_postgres_in_the_middle_of_everything": "its own engine is to have been used by the worker",
+    "test_stop_finishes_the_transaction_under_way_and_hands_back_the_rest": _INNER,
+    "test_an_attempt_that_was_counted_in_advance_is_taken_back_by_a_stop": _INNER,
+    "test_stop_says_so_when_a_handler_hangs_and_the_worker_can_start_again_later": _BLOCKS,
+    "test_of_several_threads_the_last_one_closes_what_they_share": _BLOCKS,
+    "test_run_works_outside_the_main_thread_until_stop": "an AsyncWorker has its event loop where it is run",
+    "test_a_handler_may_stop_its_own_worker": _BLOCKS,
+}
+"""Tests of those modules that cannot be, and why."""
