@@ -1,14 +1,17 @@
 """psycopg's own connections, for code without SQLAlchemy: as much of one of SQLAlchemy's as our statements need.
 
-The transaction is the caller's, as with SQLAlchemy, and so is the cursor's factory: ours are plain ones, which return
-tuples. Errors are psycopg's own.
+The transaction is the caller's, as with SQLAlchemy, and so are the factories and adapters of cursors: ours are plain
+ones, which return tuples, and values as psycopg reads them. Errors are psycopg's own.
+
+Django's connection holds one of psycopg's. It is known by what it has, for Django is not imported here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.adapt import AdaptersMap
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
@@ -70,7 +73,7 @@ class PsycopgConnection:
         driver = self.driver_connection
         if isinstance(driver, psycopg.AsyncConnection):
             return wait_for(_run_async(driver, sql, parameters))
-        with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
+        with _PlainCursor(driver, row_factory=tuple_row) as cursor:
             cursor.execute(sql.encode(), parameters)
             return Rows(cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
@@ -80,8 +83,54 @@ def is_psycopg(connection: object) -> bool:
     return isinstance(connection, PsycopgConnection)
 
 
+class HasPsycopgConnection(Protocol):
+    """Django's connection: ``django.db.connection``, or one of ``django.db.connections``."""
+
+    in_atomic_block: bool
+
+    def ensure_connection(self) -> None:
+        """Connect, if it has not yet."""
+
+
+def is_of_django(connection: object) -> bool:
+    """Whether it is a connection of Django's."""
+    return hasattr(connection, "in_atomic_block") and hasattr(connection, "ensure_connection")
+
+
+def held_by_django(connection: Any) -> "psycopg.Connection[Any]":
+    """Return psycopg's connection that Django's holds.
+
+    Raises:
+        TypeError: it holds one of another driver.
+    """
+    connection.ensure_connection()
+    driver = connection.connection
+    if not isinstance(driver, psycopg.Connection):
+        raise TypeError(
+            f"Django's connection {getattr(connection, 'alias', '')!r} is one of {type(driver).__module__}, and one of "
+            "psycopg 3 is needed: ENGINE django.db.backends.postgresql, with psycopg installed"
+        )
+    return driver
+
+
+class _PlainCursor(psycopg.Cursor[Any]):
+    """Reads and writes values as psycopg does, whatever the host has registered on its connection."""
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        return psycopg.adapters
+
+
+class _PlainAsyncCursor(psycopg.AsyncCursor[Any]):
+    """The same, async."""
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        return psycopg.adapters
+
+
 async def _run_async(driver: "psycopg.AsyncConnection[Any]", sql: str, parameters: Mapping[str, Any] | None) -> Rows:
-    async with psycopg.AsyncCursor(driver, row_factory=tuple_row) as cursor:
+    async with _PlainAsyncCursor(driver, row_factory=tuple_row) as cursor:
         await cursor.execute(sql.encode(), parameters)
         return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
