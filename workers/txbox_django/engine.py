@@ -67,7 +67,9 @@ def lent(driver: Any, using: str) -> Iterator[Any]:
     To Django it is in an ``atomic`` block: ``atomic`` in it makes savepoints, and to commit is refused.
     """
     if not isinstance(driver, LendableConnection):
-        raise InvalidConfiguration("a handler with Django's ORM needs the engine that txbox_django.database_engine makes")
+        raise InvalidConfiguration(
+            "a handler with Django's ORM needs the engine that txbox_django.database_engine makes"
+        )
     wrapper = connections.create_connection(using)
     wrapper.connection = driver
     wrapper.autocommit = False

@@ -37,11 +37,11 @@ class Step(Operation):  # type: ignore[misc] # Django comes without types
     def state_forwards(self, app_label: str, state: Any) -> None:
         """Change nothing of Django's models."""
 
-    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+    def database_forwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
         """Run the step."""
         self._run(txbox_migrations.upgrade, app_label, schema_editor, to=self.version, since=self.version - 1)
 
-    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+    def database_backwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
         """Take it back."""
         self._run(txbox_migrations.downgrade, app_label, schema_editor, to=self.version - 1, since=self.version)
 
@@ -56,9 +56,7 @@ class Step(Operation):  # type: ignore[misc] # Django comes without types
         where = {"schema": getattr(settings, "TXBOX_SCHEMA", None), "prefix": getattr(settings, "TXBOX_PREFIX", "")}
         if schema_editor.collect_sql:  # for `manage.py sqlmigrate`
             sql = StringIO()
-            context = MigrationContext.configure(
-                dialect_name="postgresql", opts={"as_sql": True, "output_buffer": sql}
-            )
+            context = MigrationContext.configure(dialect_name="postgresql", opts={"as_sql": True, "output_buffer": sql})
             change(Operations(context), to=to, since=since, **where)
             schema_editor.collected_sql.append(sql.getvalue().strip())
             return

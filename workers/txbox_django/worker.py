@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from django.db import close_old_connections, reset_queries, transaction
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from txbox import InvalidConfiguration, Message, TransactionAborted
@@ -28,6 +29,7 @@ def orm_worker(
     handler: Callable[[Message], object] | None = None,
     batch_handler: Callable[[Sequence[Message]], object] | None = None,
     using: str = "default",
+    engine: Engine | None = None,
     **options: Any,
 ) -> W:
     """Make a worker whose handlers use Django's ORM, in the transaction that records their messages.
@@ -38,7 +40,8 @@ def orm_worker(
         handler: ``handler(message)``: in it ``django.db.connection``, and so the ORM, is in the worker's transaction.
         batch_handler: ``batch_handler(messages)``, in its place: one call for all the first-timers of a batch.
         using: the alias of the database, which has txbox's tables too.
-        options: those of the worker, such as ``inbox`` and ``threads``; ``engine`` is made here.
+        engine: one that ``database_engine`` has made of that database; None: makes one.
+        options: those of the worker, such as ``inbox`` and ``threads``.
 
     Returns:
         The worker; nothing is connected before ``start`` or ``run``.
@@ -52,8 +55,8 @@ def orm_worker(
     given, name = (handler, "handler") if batch_handler is None else (batch_handler, "batch_handler")
     refuse_unfit(given, f"{of}.{name}", "message" if batch_handler is None else "messages", ledger=False)
     transactions = OrmTransactions(using, given)
-    # Each thread has one connection, and reports have one.
-    engine = database_engine(using, pool_size=options.get("threads", 1) + 1)
+    if engine is None:  # each thread has one connection, and reports have one
+        engine = database_engine(using, pool_size=options.get("threads", 1) + 1)
     options["hooks"] = [transactions.committed, *options.get("hooks", ())]
     return worker_class(source, engine=engine, **{name: transactions.handle}, **options)
 
@@ -98,7 +101,7 @@ class OrmTransactions:
         for callback in callbacks:
             try:
                 callback()
-            except Exception:  # the effects have committed, and the others are to be called
+            except Exception:  # noqa: BLE001 - the effects have committed, and the others are to be called
                 _log.exception("on_commit: %r has failed", callback)
         if callbacks:
             close_old_connections()

@@ -1,6 +1,7 @@
 """Django's own connection holds the transaction: inbox and outbox take it as it is."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Barrier
 
@@ -10,7 +11,8 @@ from django.db import IntegrityError, connection, connections, transaction
 from sqlalchemy import Engine
 
 from support.django_shop import project
-from txbox import InFlight, Inbox, NotInTransaction, Outbox
+from support.txbox.horizon import LONG_AGO, id_of, move_horizon
+from txbox import Expired, Inbox, InFlight, NotInTransaction, Outbox
 from txbox.watermarks import Watermarks
 
 pytestmark = pytest.mark.usefixtures("django")
@@ -42,7 +44,7 @@ def test_a_message_is_applied_once_with_what_it_publishes(engine: Engine) -> Non
 
 
 def test_what_is_rolled_back_comes_again(engine: Engine) -> None:
-    with pytest.raises(ZeroDivisionError), transaction.atomic():
+    with suppress(ZeroDivisionError), transaction.atomic():
         INBOX.record(connection, "m1")
         raise ZeroDivisionError
     assert count(engine, "processed_message") == 0
@@ -59,7 +61,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_record_with_it() -> None:
     with transaction.atomic():
         INBOX.record(connection, "outer")
         transaction.on_commit(lambda: called.append("outer"))
-        with pytest.raises(IntegrityError), transaction.atomic():
+        with suppress(IntegrityError), transaction.atomic():
             INBOX.record(connection, "inner")
             transaction.on_commit(lambda: called.append("inner"))
             raise IntegrityError
@@ -96,3 +98,10 @@ def test_a_coroutine_applies_it_in_one_function() -> None:
         return [await sync_to_async(apply)("m1"), await sync_to_async(apply)("m1")]
 
     assert async_to_sync(view)() == [True, False]
+
+
+def test_times_are_read_as_ours_whatever_django_reads_them_as(engine: Engine) -> None:
+    move_horizon(engine)
+    with pytest.raises(Expired):
+        apply(id_of(LONG_AGO))
+    assert apply("m1")

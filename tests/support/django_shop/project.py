@@ -1,5 +1,6 @@
-"""Settings of Django for the tests, which are made once in a process, and may name another database later."""
+"""A project of Django's in a test: on which database, and what is in it."""
 
+import os
 from typing import Any
 
 import django
@@ -22,21 +23,19 @@ def database(url: str) -> dict[str, Any]:
     }
 
 
+def environment(url: str) -> dict[str, str]:
+    """Return the variables that a process of the project needs."""
+    return {"DJANGO_SETTINGS_MODULE": "support.django_shop.settings", "SHOP_DATABASE_URL": url}
+
+
 def use(url: str) -> None:
-    """Have Django use a database from now on."""
-    of_url = database(url)
+    """Have Django use a database from now on: its settings are read once in a process."""
     if not settings.configured:
-        settings.configure(
-            DATABASES={"default": of_url, "other": dict(of_url)},
-            INSTALLED_APPS=["txbox_django", "support.django_shop"],
-            DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-            USE_TZ=False,  # Django's readers take the zone of a time away then: ours must not be theirs
-            TIME_ZONE="Asia/Tokyo",
-        )
+        os.environ.update(environment(url))
         django.setup()
     for alias in ("default", "other"):
         connections[alias].close()
-        connections[alias].settings_dict.update(of_url)
+        connections[alias].settings_dict.update(database(url))
 
 
 def make_tables() -> None:

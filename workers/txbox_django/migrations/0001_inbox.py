@@ -8,5 +8,4 @@ from txbox_django.operations import Step
 class Migration(migrations.Migration):
     """Runs step 1."""
 
-    dependencies = []
-    operations = [Step(1)]
+    operations = (Step(1),)

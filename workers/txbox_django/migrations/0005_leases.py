@@ -8,5 +8,5 @@ from txbox_django.operations import Step
 class Migration(migrations.Migration):
     """Runs step 5."""
 
-    dependencies = [("txbox_django", "0004_outbox")]
-    operations = [Step(5)]
+    dependencies = (("txbox_django", "0004_outbox"),)
+    operations = (Step(5),)

@@ -8,5 +8,5 @@ from txbox_django.operations import Step
 class Migration(migrations.Migration):
     """Runs step 7."""
 
-    dependencies = [("txbox_django", "0006_safeguards")]
-    operations = [Step(7)]
+    dependencies = (("txbox_django", "0006_safeguards"),)
+    operations = (Step(7),)

@@ -8,5 +8,5 @@ from txbox_django.operations import Step
 class Migration(migrations.Migration):
     """Runs step 8."""
 
-    dependencies = [("txbox_django", "0007_operations")]
-    operations = [Step(8)]
+    dependencies = (("txbox_django", "0007_operations"),)
+    operations = (Step(8),)

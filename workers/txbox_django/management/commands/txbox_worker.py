@@ -28,11 +28,15 @@ class Command(BaseCommand):
         try:
             found = getattr(import_module(module_name), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise CommandError(f"{target} cannot be imported: {error}; give MODULE:NAME, as in shop.worker:make_worker") from error
+            raise CommandError(
+                f"{target} cannot be imported: {error}; give MODULE:NAME, as in shop.worker:make_worker"
+            ) from error
         try:
             service = found if isinstance(found, Service) else found()
             if not isinstance(service, Service):
-                raise CommandError(f"{target} must be a worker, or a function that makes one, not {type(service).__name__}")
+                raise CommandError(
+                    f"{target} must be a worker, or a function that makes one, not {type(service).__name__}"
+                )
             if not service.run():
                 raise CommandError(f"{target} was stopped, but did not finish in time")
         except TxboxError as error:
