@@ -8,9 +8,9 @@ ends with its outcome, which it says unless the message is processed; a transact
 A message that was recognised without a handler's run has a span of no length.
 """
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 
 from txbox import Outcome
 from txbox.tracing import NO_SPAN, NO_TRACING, Operation, Span, Tracing, error_type
@@ -21,13 +21,15 @@ RETRY_EVENT = "txbox.transaction_retried"
 
 
 class ConsumerSpans:
-    """The spans of one consumer. Each thread has its own batch."""
+    """The spans of one consumer. Each thread, and each task of an event loop, has its own batch."""
 
     def __init__(self, tracing: Tracing, source: str, subscriber_id: str) -> None:
         self._tracing = tracing
         self._source = source
         self._subscriber_id = subscriber_id
-        self._of_thread = threading.local()
+        # Made here, and not for the module: a thread may work for several consumers, one after the other.
+        self._recorded: ContextVar[bool] = ContextVar("txbox_recorded", default=True)
+        self._spans: ContextVar[_BatchSpans | None] = ContextVar("txbox_spans", default=None)
 
     def received(self, deliveries: Sequence[Delivery], began_ns: int) -> AbstractContextManager[object]:
         """Return what to enter while this thread works on what a poll has brought, which began then.
@@ -38,13 +40,13 @@ class ConsumerSpans:
         if not self._tracing.enabled:
             return NO_SPAN.current()
         span = self._begin(Operation.RECEIVE, deliveries, began_ns=began_ns)
-        self._of_thread.recorded = span.recording
+        self._recorded.set(span.recording)
         span.end()
         return span.current()
 
     def resume(self, recorded: bool) -> None:
         """This thread settles what others have processed; whether spans are wanted of that."""
-        self._of_thread.recorded = recorded
+        self._recorded.set(recorded)
 
     def settling(self, name: str, deliveries: Sequence[Delivery]) -> AbstractContextManager[object]:
         """Return what to enter while deliveries are acked or handed back, as the name says."""
@@ -70,7 +72,8 @@ class ConsumerSpans:
 
     @contextmanager
     def _batch(self) -> Iterator[None]:
-        mine = self._of_thread.spans = _BatchSpans()
+        mine = _BatchSpans()
+        self._spans.set(mine)
         error: BaseException | None = None
         try:
             yield
@@ -164,12 +167,13 @@ class ConsumerSpans:
     @property
     def recorded(self) -> bool:
         """Whether spans are wanted: not within a poll's that is not recorded."""
-        return self._tracing.enabled and getattr(self._of_thread, "recorded", True)
+        return self._tracing.enabled and self._recorded.get()
 
     def _mine(self) -> "_BatchSpans":
-        mine = getattr(self._of_thread, "spans", None)
+        mine = self._spans.get()
         if mine is None:
-            mine = self._of_thread.spans = _BatchSpans()
+            mine = _BatchSpans()
+            self._spans.set(mine)
         return mine
 
 

@@ -23,6 +23,7 @@ from txbox import RightsMissing, TxboxError, __version__
 from txbox.error_logging import text_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.pauses import Pause
+from txbox.postgres.driver_cursor import run
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_outage
@@ -79,6 +80,9 @@ class ReportStatements(SqlFile, file="reporter.sql"):
     delete_report: str
 
 
+Call = Callable[[Callable[[], Any]], Any]
+
+
 class WorkerReporter:
     """Reports one worker, from its start to its end."""
 
@@ -92,6 +96,7 @@ class WorkerReporter:
         figures: Callable[[], WorkerFigures],
         on_answer: Callable[[Pause | None], None],
         on_outage: Callable[[Exception], None],
+        call: Call = lambda work: work(),
     ) -> None:
         """Prepare; nothing is connected before ``start``.
 
@@ -103,6 +108,7 @@ class WorkerReporter:
             figures: returns how the worker stands.
             on_answer: called after each report, with the pause of the subscriber, or None.
             on_outage: called with the error when a report could not be made because of an outage of the database.
+            call: calls what uses the engine, and returns its result; from the reporter's thread, and that of ``start``.
         """
         self._engine = place.engine
         self._statements = ReportStatements.load(place.schema, place.prefix)
@@ -118,6 +124,7 @@ class WorkerReporter:
         self._figures = figures
         self._on_answer = on_answer
         self._on_outage = on_outage
+        self._call = call
         # A worker that was stopped, and started again, goes on counting.
         self._counted_before = json.dumps(figures().counts)
         self._counted: Mapping[str, int] = {}
@@ -141,11 +148,7 @@ class WorkerReporter:
             _log.warning("%s reports nothing, and cannot be paused: its pool has one connection for all", self._name)
             return
         try:
-            with short_transaction(self._engine) as connection:
-                check_table(connection, self._statements.tables.paused)
-                check_table(connection, self._statements.tables.worker_report)
-                check_table(connection, self._statements.tables.reported_activity)
-                pause = self._asked(connection, self._statements.read_pause, self._worker)
+            pause = self._call(self._check)
         except RightsMissing as error:
             self._log_failure(error)
         except DBAPIError as error:
@@ -161,6 +164,13 @@ class WorkerReporter:
             daemon=True,
         )
         self._thread.start()
+
+    def _check(self) -> Pause | None:
+        with short_transaction(self._engine) as connection:
+            check_table(connection, self._statements.tables.paused)
+            check_table(connection, self._statements.tables.worker_report)
+            check_table(connection, self._statements.tables.reported_activity)
+            return self._asked(connection, self._statements.read_pause, self._worker)
 
     def wake(self) -> None:
         """Have the next report be made at once."""
@@ -193,7 +203,7 @@ class WorkerReporter:
             if self._ended.is_set():
                 break
             try:
-                self._report()
+                self._call(self._report)
             except Exception as error:  # noqa: BLE001 - whatever it is, the worker goes on
                 # An exhausted pool is no outage: the worker is busy.
                 if isinstance(error, DBAPIError) and is_outage(error):
@@ -203,17 +213,18 @@ class WorkerReporter:
             else:
                 self._failing = False
         try:
-            with short_transaction(self._engine) as connection:
-                connection.exec_driver_sql(self._statements.bind_report, self._worker)
-                connection.exec_driver_sql(self._statements.report, self._values(time.monotonic()))
-            # What it has done stays in the charts, also if its row cannot be deleted.
-            with short_transaction(self._engine) as connection:
-                connection.exec_driver_sql(self._statements.bind_report, self._worker)
-                connection.exec_driver_sql(
-                    self._statements.delete_report, {**self._worker, "kept": timedelta(days=KEPT_DAYS)}
-                )
+            self._call(self._report_last)
         except Exception as error:  # noqa: BLE001 - only the status needs it
             _log.debug("%s: the report of this worker could not be deleted: %s", self._name, text_of(error))
+
+    def _report_last(self) -> None:
+        with short_transaction(self._engine) as connection:
+            run(connection, self._statements.bind_report, self._worker)
+            run(connection, self._statements.report, self._values(time.monotonic()))
+        # What it has done stays in the charts, also if its row cannot be deleted.
+        with short_transaction(self._engine) as connection:
+            run(connection, self._statements.bind_report, self._worker)
+            run(connection, self._statements.delete_report, {**self._worker, "kept": timedelta(days=KEPT_DAYS)})
 
     def _report(self) -> None:
         values = self._values(time.monotonic())
@@ -221,7 +232,7 @@ class WorkerReporter:
         try:
             with short_transaction(self._engine) as connection:
                 self._connected.set()
-                connection.exec_driver_sql(self._statements.bind_report, self._worker)
+                run(connection, self._statements.bind_report, self._worker)
                 pause = self._asked(connection, self._statements.report, values)
         finally:
             self._connected.set()
@@ -247,7 +258,7 @@ class WorkerReporter:
 
     @staticmethod
     def _asked(connection: Connection, statement: str, values: Mapping[str, Any]) -> Pause | None:
-        row = connection.exec_driver_sql(statement, dict(values)).mappings().one_or_none()
+        row = run(connection, statement, values).mappings().one_or_none()
         return None if row is None else Pause(**with_moments(row, "paused_at"))
 
     def _log_failure(self, error: Exception) -> None:

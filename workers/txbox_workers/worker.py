@@ -10,7 +10,7 @@ The ack comes after the commit, so what dies in between leads to a redelivery, a
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from txbox import Outcome, TxboxError
 from txbox.instrumentation import (
@@ -28,6 +28,7 @@ from txbox.instrumentation import (
 )
 from txbox.instrumentation.logs import log_event
 from txbox.pauses import Pause
+from txbox.postgres.drivers.greenlets import GreenletEvent
 from txbox.service import Service
 from txbox_workers.consumer_spans import ConsumerSpans
 from txbox_workers.delivery import Delivery, Source, require_source
@@ -43,6 +44,8 @@ from txbox_workers.visibility_heartbeat import VisibilityHeartbeat
 
 __all__ = ["Worker"]
 
+T = TypeVar("T")
+
 
 class Worker(Service):
     """Processes the messages of one source, each exactly once in effect.
@@ -50,6 +53,8 @@ class Worker(Service):
     ``stop`` finishes the transactions under way, and hands back to the source what was not begun; so does a pause of
     its subscriber (``txbox.pauses``), after which nothing is received until it ends.
     """
+
+    _of = ""
 
     @lists_options(WorkerOptions)
     def __init__(self, source: Source, **options: Unpack[WorkerOptions]) -> None:
@@ -63,11 +68,12 @@ class Worker(Service):
             TypeError: there is no such option.
             InvalidConfiguration: an option cannot work, or the source lacks a method.
         """
-        of = type(self).__name__
+        of = self._of or type(self).__name__
         require_source(source, f"{of}.source")
         valid = valid_options(of, WorkerOptions, options)
         limit = valid.limit_seconds(source.visibility_seconds)
         super().__init__()
+        self._stopping = GreenletEvent()
         self._activity = Activity(on_last=self._report_soon)
         self.subscriber_id = valid.subscriber_id
         self.source = source
@@ -105,7 +111,7 @@ class Worker(Service):
 
     def _prepare(self) -> Mapping[str, Callable[[], object]]:
         try:
-            self._processor.check()
+            self._with_database(self._processor.check)
         except DatabaseUnavailable as error:
             raise TxboxError(f"the database cannot be used: {error}") from error
         self.source.open()
@@ -117,9 +123,25 @@ class Worker(Service):
         self._working = len(works)
         return {f"txbox-{self.subscriber_id}-{name}": self._until_stop(work) for name, work in works.items()}
 
+    def _with_database(self, work: Callable[[], T]) -> T:
+        """Call, from a thread of its own, what uses the engine."""
+        return work()
+
     def _make_poller(self) -> Poller:
         options = self._options
-        context = PollingContext(
+        context = self._polling_context()
+        if not options.prefetch:
+            return SequentialPoller(context, options.threads)
+        return PrefetchingPoller(
+            context,
+            threads=options.threads,
+            prefetch=options.prefetch,
+            batch_size=options.batch_size,
+            gather_seconds=options.gather_seconds,
+        )
+
+    def _polling_context(self) -> PollingContext:
+        return PollingContext(
             subscriber_id=self.subscriber_id,
             source=self.source,
             processor=self._processor,
@@ -130,15 +152,6 @@ class Worker(Service):
             emit=self._emit,
             wants_details=self._wants_details,
             give_way=self._give_way,
-        )
-        if not options.prefetch:
-            return SequentialPoller(context, options.threads)
-        return PrefetchingPoller(
-            context,
-            threads=options.threads,
-            prefetch=options.prefetch,
-            batch_size=options.batch_size,
-            gather_seconds=options.gather_seconds,
         )
 
     def _call_off(self) -> None:
@@ -164,6 +177,7 @@ class Worker(Service):
             figures=self._figures,
             on_answer=self._heed,
             on_outage=self._report_lost,
+            call=self._with_database,
         )
         try:
             self._reporter.start()

@@ -14,7 +14,6 @@ import asyncio
 import itertools
 import json
 import logging
-import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from contextvars import ContextVar
@@ -29,6 +28,7 @@ from txbox.leases.lease import LEASE_SECONDS, Acquisition, AttemptEnd, Lease, Le
 from txbox.leases.ledger import Ledger, require_ledger
 from txbox.leases.renewer import LeaseRenewer
 from txbox.outcome import Outcome
+from txbox.postgres.drivers.greenlets import sleep
 from txbox.postgres.sqlstates import TIMED_OUT, is_outage, sqlstate
 
 WAIT_BACKOFF = Backoff(first_seconds=0.05, longest_seconds=1.0)
@@ -324,7 +324,7 @@ def _do(step: _Step, work: Callable[[Lease], Any]) -> Any:
         case _LedgerCall(function):
             return function()
         case _Pause(seconds):
-            return time.sleep(seconds)
+            return sleep(seconds)
         case _Work(lease):
             result = work(lease)
             refuse_unfinished(result)

@@ -25,6 +25,7 @@ from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.exc import DisconnectionError
 
 from txbox.errors import InvalidConfiguration
+from txbox.postgres.drivers.greenlets import wait_for
 from txbox.postgres.server import SERVER
 from txbox.postgres.sqlstates import is_of_the_session
 from txbox.postgres.watchdog import WATCHDOG_SECONDS, bound, note_pooler, watch
@@ -66,7 +67,7 @@ def adopt(engine: Engine) -> Engine:
     drivers than psycopg are left alone.
     """
     dialect = engine.dialect
-    if dialect.driver != "psycopg" or dialect.is_async:
+    if dialect.driver != "psycopg":
         return engine
     with _adopting:
         if dialect in _adopted:
@@ -191,31 +192,46 @@ def _read_seconds(given: Any) -> float:
     return seconds
 
 
-def _check_new(driver: psycopg.Connection[Any], record: Any) -> None:
+def _check_new(dbapi_connection: Any, record: Any) -> None:
     record.info[_CHECKED] = True
+    driver = _driver_of(dbapi_connection)
     try:
         _require_utf8(driver)
     except InvalidConfiguration:
-        driver.close()
+        dbapi_connection.close()
         raise
     watch(driver, record.info.get(_WATCHDOG, WATCHDOG_SECONDS))
     if driver.info.transaction_status != TransactionStatus.IDLE:
-        driver.rollback()
-    by_itself = driver.autocommit
-    driver.autocommit = True  # one round trip instead of three
-    with driver.cursor() as cursor:
-        row = cursor.execute(SERVER.backend_pid, prepare=False).fetchone()
-    driver.autocommit = by_itself
-    if row is not None:
-        _compare(driver, int(row[0]))
+        dbapi_connection.rollback()
+    by_itself = dbapi_connection.autocommit
+    dbapi_connection.autocommit = True  # one round trip instead of three
+    if isinstance(driver, psycopg.AsyncConnection):
+        pid = wait_for(_ask_pid(driver))
+    else:
+        with driver.cursor() as cursor:
+            (pid,) = cursor.execute(SERVER.backend_pid, prepare=False).fetchone()
+    dbapi_connection.autocommit = by_itself
+    _compare(driver, pid)
 
 
-def _check_out(dialect: Dialect, driver: psycopg.Connection[Any], record: Any, _checked_out: Any) -> None:
+async def _ask_pid(driver: psycopg.AsyncConnection[Any]) -> int:
+    async with driver.cursor() as cursor:
+        row: Any = await (await cursor.execute(SERVER.backend_pid, prepare=False)).fetchone()
+        return int(row[0])
+
+
+def _driver_of(dbapi_connection: Any) -> Any:
+    """Return psycopg's connection, which SQLAlchemy wraps where it is one for coroutines."""
+    return getattr(dbapi_connection, "driver_connection", dbapi_connection)
+
+
+def _check_out(dialect: Dialect, dbapi_connection: Any, record: Any, _checked_out: Any) -> None:
     """Count the checkouts of a connection; check one that its pool had before the engine was adopted.
 
     One that was left in another encoding is discarded, by DisconnectionError: text that this encoding lacks would fail
     in the driver, message after message, and no error of the server would show it.
     """
+    driver = _driver_of(dbapi_connection)
     if dialect in _unprepared:  # the pool had this one already when a pooler was noticed
         driver.prepare_threshold = None
     if not driver.closed:
@@ -227,7 +243,7 @@ def _check_out(dialect: Dialect, driver: psycopg.Connection[Any], record: Any, _
     if _CHECKED not in record.info:
         record.info[_CHECKOUTS] = 2
         try:
-            _check_new(driver, record)
+            _check_new(dbapi_connection, record)
         except psycopg.Error:  # its user finds a lost one, as always
             _log.debug("a connection of the pool could not be checked", exc_info=True)
 

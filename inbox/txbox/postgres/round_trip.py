@@ -18,8 +18,10 @@ https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 """
 
 import hashlib
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -30,6 +32,8 @@ from psycopg import generators
 from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 from sqlalchemy import Connection
+
+from txbox.postgres.drivers.greenlets import wait_for
 
 Value = bytes | None
 """A parameter as Postgres reads it as text; None: null."""
@@ -136,13 +140,13 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
         psycopg.OperationalError: the connection was lost.
         UnicodeEncodeError: the connection's encoding, which is not UTF-8, lacks a character.
     """
-    driver: Any = connection.connection.dbapi_connection
+    driver: Any = connection.connection.driver_connection
     pgconn = driver.pgconn
     prepared = _prepared.setdefault(driver, set()) if driver.prepare_threshold is not None else None
     encoding = driver.info.encoding
     if encoding not in _AS_UTF8:
         steps = [_encoded(step, encoding) for step in steps]
-    with driver.lock:
+    with _locked(driver):
         pgconn.enter_pipeline_mode()
         asked: list[tuple[Statement, bool]] = []  # for each answer: of which statement, and whether to its Parse alone
         for step in steps:
@@ -156,7 +160,7 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
                 pgconn.send_query_prepared(statement.name, step.values)
             asked.append((statement, False))
         pgconn.pipeline_sync()
-        answers = driver.wait(_answers(pgconn))
+        answers = _waited(driver.wait(_answers(pgconn)))
         if not driver.closed:
             pgconn.exit_pipeline_mode()
     results: list[Any] = []
@@ -190,9 +194,24 @@ def row_of(connection: Connection, result: Any) -> tuple[Any, ...] | None:
 
 def rows_of(connection: Connection, result: Any) -> list[tuple[Any, ...]]:
     """Return the rows of a result, their values as psycopg reads them."""
-    reader = Transformer(connection.connection.dbapi_connection)  # type: ignore[arg-type] # psycopg's
+    reader = Transformer(connection.connection.driver_connection)  # psycopg's
     reader.set_pgresult(result)
     return reader.load_rows(0, result.ntuples, tuple)
+
+
+@contextmanager
+def _locked(driver: Any) -> Iterator[None]:
+    """Take the lock that psycopg's own cursors take, of a connection for functions or for coroutines."""
+    _waited(driver.lock.acquire())
+    try:
+        yield
+    finally:
+        driver.lock.release()
+
+
+def _waited(result: Any) -> Any:
+    """Return a result; if it is that of a connection for coroutines, wait for it in the greenlet."""
+    return wait_for(result) if inspect.isawaitable(result) else result
 
 
 def _answers(pgconn: Any) -> Any:

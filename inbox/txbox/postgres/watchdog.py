@@ -48,7 +48,7 @@ SHORTEST_SECONDS = 0.5
 TICK_SECONDS = 0.25
 
 
-def watch(driver: psycopg.Connection[Any], seconds: float = WATCHDOG_SECONDS) -> None:
+def watch(driver: Any, seconds: float = WATCHDOG_SECONDS) -> None:
     """Watch every wait of a connection from now on.
 
     ``seconds`` is how long an answer may take before the server is asked; 0: do not watch.
@@ -87,8 +87,7 @@ def note_pooler(driver: Any, server: int) -> None:
 @cache
 def _watched(kind: Any) -> type[Any]:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = _Wait(self, self.__dict__.get(_SECONDS, ANSWER_SECONDS))
-        _watchdog.begin(current)
+        current = _begin_wait(self)
         try:
             return kind.wait(self, *args, **kwargs)
         except psycopg.Error as error:
@@ -96,11 +95,34 @@ def _watched(kind: Any) -> type[Any]:
                 raise psycopg.OperationalError(current.error) from error
             raise
         finally:
-            _watchdog.end(current)
-            if _POOLED in self.__dict__ and self.pgconn.transaction_status == TransactionStatus.IDLE:
-                self.__dict__[_SERVER] = None
+            _end_wait(current)
 
-    return type(kind.__name__, (kind,), {"wait": wait, "__module__": kind.__module__})
+    async def wait_on_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        current = _begin_wait(self)
+        try:
+            return await kind.wait(self, *args, **kwargs)
+        except psycopg.Error as error:
+            if current.error is not None:
+                raise psycopg.OperationalError(current.error) from error
+            raise
+        finally:
+            _end_wait(current)
+
+    is_async = issubclass(kind, psycopg.AsyncConnection)
+    return type(kind.__name__, (kind,), {"wait": wait_on_loop if is_async else wait, "__module__": kind.__module__})
+
+
+def _begin_wait(driver: Any) -> "_Wait":
+    current = _Wait(driver, driver.__dict__.get(_SECONDS, ANSWER_SECONDS))
+    _watchdog.begin(current)
+    return current
+
+
+def _end_wait(current: "_Wait") -> None:
+    driver = current.driver
+    _watchdog.end(current)
+    if _POOLED in driver.__dict__ and driver.pgconn.transaction_status == TransactionStatus.IDLE:
+        driver.__dict__[_SERVER] = None
 
 
 class _Wait:

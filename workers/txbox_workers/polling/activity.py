@@ -8,6 +8,7 @@ from datetime import datetime
 
 from txbox import Outcome
 from txbox.pauses import Pause
+from txbox.postgres.drivers.greenlets import GreenletEvent
 from txbox.postgres.sqlstates import DEADLOCK_DETECTED
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.reporter import WorkerFigures
@@ -18,7 +19,7 @@ class Activity:
 
     def __init__(self, on_last: Callable[[], object]) -> None:
         """Take what is called when a paused worker has nothing in hand any more."""
-        self.halted = threading.Event()
+        self.halted = GreenletEvent()
         """Nothing more is to be begun: it stops, or is paused."""
         self._on_last = on_last
         self._lock = threading.Lock()

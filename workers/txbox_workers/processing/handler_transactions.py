@@ -1,11 +1,11 @@
 """The transactions in which messages are recorded and handled: inbox and effects, both or neither."""
 
 import hashlib
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -76,7 +76,6 @@ class HandlerTransactions:
         self._asks_with_commit = options.effect is not None and not options.effect.publishes
         self._session_factory = options.session_factory
         self._context = context
-        self._closed = threading.local()
         self._order = (
             KeyOrder(inbox.subscriber_id, schema=inbox.schema, prefix=inbox.prefix) if options.ordered else None
         )
@@ -147,11 +146,11 @@ class HandlerTransactions:
 
     def _unless_closed(self, run: Callable[[], T]) -> T:
         """Distinguish a connection that the handler has closed from one that was lost, which is not its fault."""
-        self._closed.by_handler = False
+        _closed_by_handler.set(False)
         try:
             return run()
         except DatabaseUnavailable as error:
-            if self._closed.by_handler:
+            if _closed_by_handler.get():
                 raise TransactionEnded from error
             raise
 
@@ -290,7 +289,7 @@ class HandlerTransactions:
                         finish(session, connection)
         finally:
             given_back = pooled.dbapi_connection is None and not getattr(driver, "closed", True)
-            self._closed.by_handler = connection.closed or given_back or _was_closed(driver)
+            _closed_by_handler.set(connection.closed or given_back or _was_closed(driver))
             if not left_in_use(connection):  # or else it would wait for ever
                 session.close()
         return []
@@ -342,3 +341,6 @@ def _duplicates(deliveries: Sequence[Delivery], recorded: Recorded) -> dict[str,
 
 
 _NONE_PARKED = ParkedIds(frozenset(), frozenset())
+
+_closed_by_handler: ContextVar[bool] = ContextVar("txbox_closed_by_handler", default=False)
+"""Of the transaction of this thread, or of this task of an event loop."""

@@ -48,7 +48,7 @@ from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import Stopping, TransactionMode
 from txbox_workers.processing.handler_transactions import HandlerTransactions, MalformedInBatch, Parked
-from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, connecting
+from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, connecting, is_interruption
 from txbox_workers.processing.parker import NOT_TRIED, Parker
 from txbox_workers.processing.processor import Processor, in_flight
 from txbox_workers.processing.transaction_limits import limited
@@ -118,11 +118,14 @@ class InboxProcessor(Processor):
             return None
         try:
             found = self._transactions.run_batch(deliveries)
-        except (DatabaseUnavailable, KeyboardInterrupt):
+        except DatabaseUnavailable:
             raise
         except MalformedInBatch as malformed:
             return self._without_malformed(deliveries, malformed.errors)
-        except BaseException as error:  # noqa: BLE001 - each one is met again, alone, with its own message
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            # Each other one is met again, alone, with its own message.
             self._spans.failed_together(error)
             return None
         settlements = []
@@ -185,14 +188,14 @@ class InboxProcessor(Processor):
             if settlement.outcome is Outcome.IN_FLIGHT:
                 self._take_back(attempt)
             return settlement
-        except (DatabaseUnavailable, KeyboardInterrupt) as error:
+        except BaseException as error:
+            if not isinstance(error, DatabaseUnavailable) and not is_interruption(error):
+                return self._failed(delivery, error, attempt)  # also a handler's SystemExit or CancelledError
             with suppress(Exception):  # if it cannot be done now, then once the database can be used again
                 self._take_back(attempt)
             if isinstance(error, DatabaseUnavailable) and not error.before_handler:
                 self._count_lost(delivery)
             raise
-        except BaseException as error:  # noqa: BLE001 - a handler's SystemExit or CancelledError fails its message too
-            return self._failed(delivery, error, attempt)
         if not first and suspect:
             # It was processed by another copy, beside which attempts were counted.
             with suppress(Exception), short_transaction(self._engine) as connection:

@@ -58,7 +58,7 @@ from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import Stopping
 from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
-from txbox_workers.processing.outage_errors import DatabaseUnavailable, unavailable
+from txbox_workers.processing.outage_errors import DatabaseUnavailable, is_interruption, unavailable
 from txbox_workers.processing.parker import Parker
 from txbox_workers.processing.processor import Processor, in_flight
 from txbox_workers.processing.transaction_limits import limited
@@ -191,9 +191,9 @@ class LedgerProcessor(Processor):
         """Settle a delivery whose work has raised; return how the attempt has ended."""
         delivery = attempt.delivery
         release = release_after(lease, error)
+        if is_interruption(error):
+            return release
         match error:
-            case KeyboardInterrupt():
-                return release
             case DatabaseUnavailable():
                 return Release(AttemptEnd.NOT_COUNTED if lease.begun else AttemptEnd.NOT_MADE)
             case InFlight() | Stopping() | LedgerError(permanent=False) | LeaseLost():

@@ -1,5 +1,6 @@
 """Outages: errors of the database, which no message has caused."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from txbox import Expired, InFlight, InvalidMessageId, MalformedMessage, Mismatch
 from txbox.dead_letters.failures import describe
 from txbox.dead_letters.order import KeyHeld
+from txbox.postgres.drivers.greenlets import in_greenlet
 from txbox.postgres.round_trip import PreparedLost
 from txbox.postgres.sqlstates import (
     PREPARED_REMEDY,
@@ -18,6 +20,17 @@ from txbox.postgres.sqlstates import (
     is_retryable,
     sqlstate,
 )
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether an error ends the work itself, and is no failure of its message: Ctrl-C, or a task that is cancelled.
+
+    A handler that raises CancelledError by itself has failed.
+    """
+    if isinstance(error, asyncio.CancelledError) and in_greenlet():
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt)
 
 
 class DatabaseUnavailable(Exception):

@@ -13,7 +13,9 @@ https://docs.sqlalchemy.org/en/20/orm/extensions/asyncio.html#synopsis-orm
 """
 
 import asyncio
+import math
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -21,6 +23,9 @@ from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
 
 from txbox.errors import InvalidConfiguration
+
+CHECK_SECONDS = 0.05
+"""Between looks at an event that a greenlet waits for."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,6 +60,21 @@ async def run_in_greenlet(function: Callable[P, T], /, *args: P.args, **kwargs: 
     from sqlalchemy.util import greenlet_spawn
 
     return await greenlet_spawn(partial(function, *args, **kwargs))
+
+
+class GreenletEvent(threading.Event):
+    """An event that a greenlet may wait for, too: the loop goes on meanwhile."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, for so many seconds at most; return whether it is."""
+        return wait_for(self._on_loop(timeout)) if in_greenlet() else super().wait(timeout)
+
+    async def _on_loop(self, timeout: float | None) -> bool:
+        ends_at = math.inf if timeout is None else time.monotonic() + timeout
+        # Looked at, not signalled: any thread may set it, and what waits here is a pause after trouble.
+        while not self.is_set() and (left := ends_at - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, CHECK_SECONDS))
+        return self.is_set()
 
 
 def sleep(seconds: float) -> None:

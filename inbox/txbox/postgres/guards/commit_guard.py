@@ -83,7 +83,7 @@ def begin_with(connection: Connection, *steps: Step) -> list[Any]:
         psycopg.Error: the connection was lost.
         PreparedLost: run the transaction again.
     """
-    driver: Any = connection.connection.dbapi_connection
+    driver: Any = connection.connection.driver_connection
     begun = driver.pgconn.transaction_status == TransactionStatus.INTRANS
     first = [] if begun else [Step(_begin(driver))]
     every = [*first, *steps]
@@ -93,7 +93,7 @@ def begin_with(connection: Connection, *steps: Step) -> list[Any]:
         except PreparedLost:
             if begun:
                 raise
-            driver.rollback()
+            connection.connection.rollback()
             results = run_steps(connection, every)
     except StepFailed as failure:
         _tell_pool(connection)

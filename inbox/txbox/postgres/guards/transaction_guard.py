@@ -66,7 +66,7 @@ def left_in_use(connection: Connection) -> bool:
     """
     if connection.closed or connection.invalidated:
         return False
-    driver: Any = connection.connection.dbapi_connection
+    driver: Any = connection.connection.driver_connection
     if getattr(driver, "closed", False):
         return False
     lock, pgconn = getattr(driver, "lock", None), getattr(driver, "pgconn", None)  # psycopg's
@@ -136,7 +136,7 @@ _NO_STATEMENT = re.compile(
 
 
 def _transaction_status(connection: Connection) -> int:
-    dbapi_connection = connection.connection.dbapi_connection
+    driver = connection.connection.driver_connection
     # psycopg 3 makes an object for each look at ``info``; ``pgconn`` is what that object asks.
-    info = getattr(dbapi_connection, "pgconn", None) or getattr(dbapi_connection, "info", None)
+    info = getattr(driver, "pgconn", None) or getattr(driver, "info", None)
     return int(getattr(info, "transaction_status", TransactionStatus.INTRANS))

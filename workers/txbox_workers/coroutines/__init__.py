@@ -1,0 +1,18 @@
+"""A worker whose handlers are coroutines: many of them at once on one event loop.
+
+::
+
+    threads      receive (8) ── buffer ── dispatcher                      acks and hand-backs (8) ── heartbeat
+                                              │ a batch, when one of `concurrency` tasks is free      ▲
+    event loop                                └──▶ task: processor, in a greenlet ── outcome ─────────┘
+                                                      └── await handler(session, message)
+
+Everything but the handlers is the worker for functions: its processor runs in a greenlet, and gives the loop back while
+it waits for the database (``txbox.postgres.drivers.greenlets``). The broker's client is one for functions, and has its
+threads; so a handler that blocks the loop keeps no delivery from being extended.
+"""
+
+from txbox_workers.coroutines.options import AsyncBatchHandler, AsyncHandler, AsyncWorkerOptions
+from txbox_workers.coroutines.worker import AsyncWorker
+
+__all__ = ["AsyncBatchHandler", "AsyncHandler", "AsyncWorker", "AsyncWorkerOptions"]

@@ -1,0 +1,54 @@
+"""Coroutine handlers as the processor calls them: as functions, which wait for them in its greenlet."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_session
+from sqlalchemy.orm import Session
+
+from txbox import InvalidConfiguration
+from txbox.postgres.drivers.greenlets import wait_for
+
+
+def is_coroutine_function(handler: Any) -> bool:
+    """Whether what a call of it returns is to be awaited: a coroutine function, or an object whose call is one."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - of an object
+
+
+def as_function(handler: Any, name: str) -> Callable[..., Any]:
+    """Return a coroutine handler as a function with the same parameters.
+
+    It is given the processor's ``Session``, and gives the handler the ``AsyncSession`` around it.
+
+    Raises:
+        InvalidConfiguration: it is no coroutine function; ``name`` is that of the argument.
+    """
+    if not is_coroutine_function(handler):
+        raise InvalidConfiguration(
+            f"{name} must be a coroutine function, async def …; for plain functions there are Worker and SqsWorker"
+        )
+
+    @wraps(handler)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [async_session(one) if isinstance(one, Session) else one for one in args]
+        return wait_for(handler(*given, **kwargs))
+
+    return call
+
+
+def session_factory(engine: AsyncEngine, make: Callable[..., AsyncSession]) -> Callable[..., Session]:
+    """Return what makes the processor's session, which is that of an ``AsyncSession``."""
+
+    def made(*, bind: Connection, join_transaction_mode: Any) -> Session:
+        outer = make(bind=AsyncConnection(engine, bind), join_transaction_mode=join_transaction_mode)
+        inner = outer.sync_session
+        inner.info[_OUTER] = outer  # SQLAlchemy itself would forget it as soon as nobody else has it
+        return inner
+
+    return made
+
+
+_OUTER = "txbox_async_session"

@@ -1,0 +1,39 @@
+"""What does the work of an ``AsyncWorker``: a worker for functions, with an event loop for what uses the engine."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from txbox_workers.coroutines.loop_calls import LoopCalls
+from txbox_workers.coroutines.poller import LoopPoller
+from txbox_workers.delivery import Source
+from txbox_workers.polling.poller import Poller
+from txbox_workers.worker import Worker
+
+T = TypeVar("T")
+
+
+class LoopWorker(Worker):
+    """Runs its processor on an event loop. Its own methods are called from other threads than the loop's."""
+
+    def __init__(self, source: Source, calls: LoopCalls, *, of: str, **options: Any) -> None:
+        """Take the calls to the loop, and what the class is called in errors."""
+        self._of = of
+        self._calls = calls
+        super().__init__(source, **options)
+
+    def _with_database(self, work: Callable[[], T]) -> T:
+        return self._calls.call(work)
+
+    def _make_poller(self) -> Poller:
+        options = self._options
+        return LoopPoller(
+            self._polling_context(),
+            self._calls,
+            concurrency=options.threads,
+            prefetch=options.prefetch,
+            batch_size=options.batch_size,
+            gather_seconds=options.gather_seconds,
+        )
+
+    def _give_way(self) -> None:
+        """Nothing: the pool of an event loop gives its connections in the order in which they are asked for."""

@@ -1,0 +1,122 @@
+"""The options of ``AsyncWorker`` and ``AsyncSqsWorker``: those of ``Worker``, but for what coroutines need."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from sqlalchemy import QueuePool
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from txbox import DeadLetters, Inbox, InvalidConfiguration, Message
+from txbox.backoff import Backoff
+from txbox.coroutines import AsyncInbox
+from txbox.effects import SqlEffect
+from txbox.instrumentation import Hook
+from txbox.leases import Ledger
+from txbox.tracing import Tracing
+from txbox_workers.coroutines.handlers import as_function, session_factory
+from txbox_workers.coroutines.threaded_ledger import ThreadedLedger
+from txbox_workers.options import BATCH_SIZE, MAX_PREFETCH
+
+AsyncHandler = Callable[..., Awaitable[object]]
+"""handler(session, message), or handler(message) with a ledger alone, as coroutine functions; see ``Handler``."""
+
+AsyncBatchHandler = Callable[[AsyncSession, Sequence[Message]], Awaitable[object]]
+"""batch_handler(session, messages), as a coroutine function."""
+
+CONCURRENCY = 10
+"""Batches under way at once; SQLAlchemy's pool has 15 connections by default."""
+
+
+class AsyncWorkerOptions(TypedDict, total=False):
+    """What an ``AsyncWorker`` takes: keyword arguments. Where nothing is said, they are those of ``WorkerOptions``.
+
+    Attributes:
+        inbox: an ``AsyncInbox``, or an ``Inbox``.
+        ledger: any ledger; its calls are made in threads.
+        engine: an ``AsyncEngine`` of psycopg: ``create_async_engine("postgresql+psycopg://…")``.
+        dead_letters: with a ledger alone: where dead letters are kept.
+        handler: ``async def handler(session, message)``, whose session is an ``AsyncSession``; with a ledger alone,
+            ``async def handler(message)``.
+        batch_handler: ``async def batch_handler(session, messages)``.
+        effect: in place of a handler, a ``SqlEffect``.
+        concurrency: how many batches are under way at once, 10 by default: tasks of one event loop. Each has a
+            connection of the engine's pool; the messages of one batch are handled one after the other.
+        prefetch: deliveries that are received ahead of processing and not settled yet, at most; by default twice as
+            many as can be under way.
+        batch_size: messages of one transaction, 10 by default. Where handlers wait for something else than the
+            database, 1 has as many of them wait at once as ``concurrency`` says, and no transaction waits for others.
+        session_factory: makes the handler's session: ``AsyncSession`` (the default), a subclass, or an
+            ``async_sessionmaker``.
+    """
+
+    inbox: AsyncInbox | Inbox | None
+    ledger: Ledger | None
+    engine: AsyncEngine | None
+    dead_letters: DeadLetters | None
+    handler: AsyncHandler | None
+    batch_handler: AsyncBatchHandler | None
+    effect: SqlEffect | None
+    transactions: Literal["batch", "message"]
+    max_attempts: int | None
+    ordered: bool
+    session_factory: Callable[..., AsyncSession]
+    lease_seconds: float
+    fingerprint: bool
+    hooks: Sequence[Hook]
+    tracing: Tracing
+    concurrency: int
+    prefetch: int
+    batch_size: int
+    gather_seconds: float
+    backoff: Backoff | None
+    transaction_seconds: float | None
+
+
+def for_functions(of: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the worker for functions that does the work; ``of`` names this one, for errors.
+
+    Raises:
+        TypeError: there is no such option.
+        InvalidConfiguration: something cannot work here; the others are validated by that worker.
+    """
+    for name in options:
+        if name not in AsyncWorkerOptions.__annotations__:
+            raise TypeError(f"{of}() got an unexpected keyword argument {name!r}")
+    given = dict(options)
+    concurrency = given.pop("concurrency", CONCURRENCY)
+    if not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_PREFETCH:
+        raise InvalidConfiguration(f"{of}.concurrency must be from 1 to {MAX_PREFETCH:,}, not {concurrency!r}")
+    given["threads"] = concurrency
+    batch_size = given.get("batch_size", BATCH_SIZE)
+    if given.setdefault("prefetch", min(max(2 * concurrency * batch_size, BATCH_SIZE), MAX_PREFETCH)) == 0:
+        raise InvalidConfiguration(f"{of}.prefetch must be at least {BATCH_SIZE}: tasks take what was received ahead")
+    if isinstance(inbox := given.get("inbox"), AsyncInbox):
+        given["inbox"] = inbox.sync_inbox
+    for name in ("handler", "batch_handler"):
+        if given.get(name) is not None:
+            given[name] = as_function(given[name], f"{of}.{name}")
+    if given.get("ledger") is not None:
+        given["ledger"] = ThreadedLedger(given["ledger"], concurrency)
+    if (engine := given.get("engine")) is not None:
+        given["engine"] = _sync_engine(of, engine, concurrency)
+        given["session_factory"] = session_factory(engine, given.pop("session_factory", AsyncSession))
+    return given
+
+
+def _sync_engine(of: str, engine: Any, concurrency: int) -> Any:
+    if not isinstance(engine, AsyncEngine):
+        raise InvalidConfiguration(f"{of}.engine must be an AsyncEngine, not {type(engine).__name__}")
+    if engine.dialect.driver != "psycopg":
+        raise InvalidConfiguration(
+            f'{of}.engine must be one of psycopg, create_async_engine("postgresql+psycopg://…"), not of '
+            f"{engine.dialect.driver}: a worker sends several statements in one round trip, which no other driver does"
+        )
+    pool = engine.pool
+    if isinstance(pool, QueuePool) and pool._max_overflow >= 0:  # noqa: SLF001 - no other way
+        connections = pool.size() + pool._max_overflow  # noqa: SLF001
+        if connections < concurrency:
+            raise InvalidConfiguration(
+                f"{of}.concurrency is {concurrency}, and the engine's pool has {connections} connections: give "
+                f"create_async_engine(…, pool_size={concurrency})"
+            )
+    return engine.sync_engine

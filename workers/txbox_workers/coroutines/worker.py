@@ -1,0 +1,181 @@
+"""The worker for coroutine handlers."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self, Unpack
+
+from txbox import Outcome
+from txbox.instrumentation import Hook
+from txbox.service import STOP_SECONDS
+from txbox_workers.coroutines.loop_calls import LoopCalls
+from txbox_workers.coroutines.loop_worker import LoopWorker
+from txbox_workers.coroutines.options import AsyncWorkerOptions, for_functions
+from txbox_workers.delivery import Source
+
+CANCEL_SECONDS = 10.0
+"""How long a worker that is cancelled waits for its transactions to roll back."""
+
+
+class AsyncWorker:
+    """Processes the messages of one source, each exactly once in effect, with handlers that are coroutines.
+
+    ::
+
+        async def on_purchase(session, message):
+            await session.execute(update(Account).where(...).values(...))
+
+        async with AsyncWorker(source, inbox=AsyncInbox("billing"), engine=engine, handler=on_purchase):
+            ...                                  # in a service that has other work: FastAPI's lifespan, say
+
+        await worker.run()                       # or as a process: until SIGTERM; then it drains
+
+    All promises are those of ``Worker``. If ``run`` is cancelled, the handlers under way are cancelled, their
+    transactions roll back, and their deliveries are handed back.
+    """
+
+    def __init__(self, source: Source, **options: Unpack[AsyncWorkerOptions]) -> None:
+        """Put a worker together; nothing is connected before ``start`` or ``run``.
+
+        Args:
+            source: where deliveries come from.
+            options: those of ``txbox_workers.coroutines.AsyncWorkerOptions``.
+
+        Raises:
+            TypeError: there is no such option.
+            InvalidConfiguration: an option cannot work, or the source lacks a method.
+        """
+        of = type(self).__name__
+        self._calls = LoopCalls()
+        self._worker = LoopWorker(source, self._calls, of=of, **for_functions(of, options))
+
+    @property
+    def subscriber_id(self) -> str:
+        """The consumer's name."""
+        return self._worker.subscriber_id
+
+    @property
+    def source(self) -> Source:
+        """Where deliveries come from."""
+        return self._worker.source
+
+    @property
+    def counts(self) -> Mapping[Outcome, int]:
+        """How many deliveries came to which outcome since the worker was made."""
+        return self._worker.counts
+
+    @property
+    def running(self) -> bool:
+        """Whether it is at work; after a stop, whether something has not finished."""
+        return self._worker.running
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop, and begins nothing more."""
+        return self._worker.stopping
+
+    def add_hook(self, hook: Hook) -> None:
+        """Have one more hook get every event, before the start, from whatever thread; raises as ``Worker.add_hook``."""
+        self._worker.add_hook(hook)
+
+    async def start(self) -> None:
+        """Check what it works with, then begin on this event loop, and return; raises as ``Worker.start``."""
+        self._calls.bind(asyncio.get_running_loop())
+        await _in_thread(self._worker.start)
+
+    async def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        """Begin nothing more, and finish what was begun, within ``timeout`` seconds; returns as ``Worker.stop``."""
+        return bool(await _in_thread(lambda: self._worker.stop(timeout)))
+
+    async def run(self, timeout: float = STOP_SECONDS, *, started: Callable[[], object] | None = None) -> bool:
+        """Start, work until SIGTERM or SIGINT, or ``stop`` of another task, then finish what was begun.
+
+        Signals are handled where this is the main thread; a second one ends the process at once. Arguments, result and
+        errors are those of ``Worker.run``.
+
+        Raises:
+            asyncio.CancelledError: it was cancelled, and what was under way has been rolled back and handed back.
+        """
+        ended = asyncio.Event()
+        with _signals(ended):
+            try:
+                await self.start()
+                if started is not None:
+                    started()
+                while not ended.is_set() and not self.stopping:
+                    await _within(ended, LOOK_SECONDS)
+            except BaseException:
+                await self._give_up()
+                raise
+            return await self.stop(timeout)
+
+    async def _give_up(self) -> None:
+        stopped = asyncio.ensure_future(self.stop(CANCEL_SECONDS))
+        while not stopped.done():
+            self._calls.cancel()
+            try:
+                await asyncio.wait([stopped], timeout=LOOK_SECONDS)
+            except asyncio.CancelledError:
+                continue  # once more: the transactions are rolling back already
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+LOOK_SECONDS = 0.5
+"""Between looks at whether it was stopped by a call from another thread."""
+
+
+async def _in_thread(function: Callable[[], Any]) -> Any:
+    """Call what blocks in a thread, and wait for its end, also if cancelled: half a start would leave threads."""
+    call = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        raise
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+@contextmanager
+def _signals(ended: asyncio.Event) -> Iterator[None]:
+    """While entered: the first SIGTERM or SIGINT sets the event, the second one does what it does by default."""
+    loop = asyncio.get_running_loop()
+    before: dict[signal.Signals, Any] = {}
+
+    def stop(number: signal.Signals) -> None:
+        _log.info("%s: finishing what was begun; send it again to exit at once", number.name)
+        ended.set()
+        for one in before:
+            loop.remove_signal_handler(one)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            previous = signal.getsignal(number)
+            loop.add_signal_handler(number, stop, number)
+            before[number] = previous
+        except (ValueError, RuntimeError, NotImplementedError):  # not the main thread, or not Unix
+            break
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            loop.remove_signal_handler(number)
+            if previous is not None:
+                signal.signal(number, previous)
+
+
+_log = logging.getLogger("txbox.service")
