@@ -58,6 +58,8 @@ PUBLIC = {
     "txbox_workers.memory_source": "MemorySource",
     "txbox_workers.options": "MAX_ATTEMPTS ProcessingOptions WorkerOptions",
     "txbox_workers.worker": "Worker",
+    "txbox_django": "database_engine orm_worker",
+    "txbox_celery": "inbox_task",
     "txbox_spark": """
         ApplyFailed Archive ArchiveReport BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress
         LoadPlan Reconciliation RejectedCause RunNotFound SourceError SparkSetupError StatementPlan TooManyRejected
@@ -136,7 +138,7 @@ def test_the_library_imports_nothing_that_a_service_did_not_ask_for() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(ended.stdout.split())
     assert "sqlalchemy" in loaded
-    assert loaded.isdisjoint({"boto3", "botocore", "pyspark", "typer", "rich", "moto", "txbox_workers", "txbox_spark"})
+    assert loaded.isdisjoint({"boto3", "botocore", "pyspark", "typer", "rich", "moto", "txbox_workers", "txbox_spark", "django", "celery"})
 
 
 def test_the_version_is_that_of_the_distribution() -> None:

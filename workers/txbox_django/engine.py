@@ -64,7 +64,7 @@ class LendableConnection(psycopg.Connection[Any]):
 def lent(driver: Any, using: str) -> Iterator[Any]:
     """Have a connection, in its transaction, be Django's connection of this thread; yield it as Django has it.
 
-    To Django it is in an ``atomic`` block: ``atomic`` in it makes savepoints, and to commit is refused.
+    To Django it is one without autocommit: the end of an ``atomic`` block commits nothing there.
     """
     if not isinstance(driver, LendableConnection):
         raise InvalidConfiguration(
@@ -73,7 +73,6 @@ def lent(driver: Any, using: str) -> Iterator[Any]:
     wrapper = connections.create_connection(using)
     wrapper.connection = driver
     wrapper.autocommit = False
-    wrapper.in_atomic_block = True
     own = next((one for one in connections.all(initialized_only=True) if one.alias == using), None)
     factory, driver.cursor_factory = driver.cursor_factory, wrapper.get_connection_params()["cursor_factory"]
     driver.lent = True

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 import txbox_migrations
 
 
-class Step(Operation):  # type: ignore[misc] # Django comes without types
+class Step(Operation):
     """Brings txbox's tables from the version before to a version, and back; it knows no models.
 
     Steps that are there already are skipped, such as those of ``txbox db upgrade``. The settings ``TXBOX_SCHEMA`` and
@@ -66,12 +66,9 @@ class Step(Operation):  # type: ignore[misc] # Django comes without types
 
 
 class _BorrowingDialect(PGDialect_psycopg):
-    """Ends no transaction: it is Django's."""
+    """Ends no transaction: it is Django's. (Nothing here would commit it.)"""
 
     supports_statement_cache = True
-
-    def do_commit(self, dbapi_connection: Any) -> None:
-        """Leave it to Django."""
 
     def do_rollback(self, dbapi_connection: Any) -> None:
         """Leave it to Django."""
@@ -80,7 +77,7 @@ class _BorrowingDialect(PGDialect_psycopg):
 @contextmanager
 def _borrowed(driver: Any) -> Iterator[Connection]:
     """Use a connection of Django's with SQLAlchemy, in the transaction that it is in."""
-    dialect = _BorrowingDialect(dbapi=psycopg)
+    dialect: Any = _BorrowingDialect(dbapi=psycopg)  # type: ignore[no-untyped-call]
     pool = StaticPool(lambda: driver, reset_on_return=None, dialect=dialect)
     factory, driver.cursor_factory = driver.cursor_factory, psycopg.Cursor
     try:

@@ -57,8 +57,9 @@ def orm_worker(
     transactions = OrmTransactions(using, given)
     if engine is None:  # each thread has one connection, and reports have one
         engine = database_engine(using, pool_size=options.get("threads", 1) + 1)
+    options[name] = transactions.handle
     options["hooks"] = [transactions.committed, *options.get("hooks", ())]
-    return worker_class(source, engine=engine, **{name: transactions.handle}, **options)
+    return worker_class(source, engine=engine, **options)
 
 
 class OrmTransactions:

@@ -100,7 +100,7 @@ def test_a_coroutine_applies_it_in_one_function() -> None:
     assert async_to_sync(view)() == [True, False]
 
 
-def test_times_are_read_as_ours_whatever_django_reads_them_as(engine: Engine) -> None:
+def test_one_from_before_the_horizon_is_refused_whatever_zone_django_reads_times_in(engine: Engine) -> None:
     move_horizon(engine)
     with pytest.raises(Expired):
         apply(id_of(LONG_AGO))

@@ -1,7 +1,7 @@
 """psycopg's own connections, for code without SQLAlchemy: as much of one of SQLAlchemy's as our statements need.
 
-The transaction is the caller's, as with SQLAlchemy, and so are the factories and adapters of cursors: ours are plain
-ones, which return tuples, and values as psycopg reads them. Errors are psycopg's own.
+The transaction is the caller's, as with SQLAlchemy, and so is the cursor's factory: ours are plain ones, which return
+tuples. Errors are psycopg's own.
 
 Django's connection holds one of psycopg's. It is known by what it has, for Django is not imported here.
 """
@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg.adapt import AdaptersMap
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
@@ -73,7 +72,7 @@ class PsycopgConnection:
         driver = self.driver_connection
         if isinstance(driver, psycopg.AsyncConnection):
             return wait_for(_run_async(driver, sql, parameters))
-        with _PlainCursor(driver, row_factory=tuple_row) as cursor:
+        with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
             cursor.execute(sql.encode(), parameters)
             return Rows(cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
@@ -113,24 +112,8 @@ def held_by_django(connection: Any) -> "psycopg.Connection[Any]":
     return driver
 
 
-class _PlainCursor(psycopg.Cursor[Any]):
-    """Reads and writes values as psycopg does, whatever the host has registered on its connection."""
-
-    @property
-    def adapters(self) -> AdaptersMap:
-        return psycopg.adapters
-
-
-class _PlainAsyncCursor(psycopg.AsyncCursor[Any]):
-    """The same, async."""
-
-    @property
-    def adapters(self) -> AdaptersMap:
-        return psycopg.adapters
-
-
 async def _run_async(driver: "psycopg.AsyncConnection[Any]", sql: str, parameters: Mapping[str, Any] | None) -> Rows:
-    async with _PlainAsyncCursor(driver, row_factory=tuple_row) as cursor:
+    async with psycopg.AsyncCursor(driver, row_factory=tuple_row) as cursor:
         await cursor.execute(sql.encode(), parameters)
         return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
 

@@ -37,7 +37,10 @@ class Command(BaseCommand):
                 raise CommandError(
                     f"{target} must be a worker, or a function that makes one, not {type(service).__name__}"
                 )
+            self.stdout.write(f"{target} is at work; Ctrl-C finishes and stops")
+            self.stdout.flush()
             if not service.run():
                 raise CommandError(f"{target} was stopped, but did not finish in time")
         except TxboxError as error:
             raise CommandError(str(error)) from error
+        self.stdout.write("stopped")
