@@ -10,9 +10,12 @@ What a block means, its first line says, and readers see the same:
 * ``sql``: statements, run in one transaction.
 """
 
+import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,3 +184,21 @@ def _variables(dump: bytes) -> Iterator[tuple[str, str]]:
         name, equals, value = entry.partition("=")
         if equals:
             yield name, value
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run_readme(name: str, directory: Path) -> None:
+    """Run what the README of an example shows, on a copy of it, with servers of its own."""
+    shutil.copytree(EXAMPLES / name, directory, dirs_exist_ok=True)
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(("TXBOX_", "AWS_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{mine['PATH']}"
+    terminals = Terminals(directory, {**mine, "PATH": path, "COLUMNS": "120", "PYTHONDONTWRITEBYTECODE": "1"})
+    try:
+        found = blocks(EXAMPLES / name / "README.md")
+        for number, block in enumerate(found):
+            later = next((other for other in found[number + 1 :] if other.title == block.title), None)
+            terminals.run(block, goes_on=later is not None and later.text.startswith("^C"))
+    finally:
+        terminals.close()

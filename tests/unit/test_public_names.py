@@ -138,7 +138,9 @@ def test_the_library_imports_nothing_that_a_service_did_not_ask_for() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(ended.stdout.split())
     assert "sqlalchemy" in loaded
-    assert loaded.isdisjoint({"boto3", "botocore", "pyspark", "typer", "rich", "moto", "txbox_workers", "txbox_spark", "django", "celery"})
+    assert loaded.isdisjoint(
+        {"boto3", "botocore", "pyspark", "typer", "rich", "moto", "txbox_workers", "txbox_spark", "django", "celery"}
+    )
 
 
 def test_the_version_is_that_of_the_distribution() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.signals import task_success
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session
 
 from support.workers.business import APPLY
@@ -24,6 +23,8 @@ app.conf.worker_prefetch_multiplier = 1
 app.conf.broker_connection_retry_on_startup = True
 
 ENGINE = create_engine(os.environ["SHOP_DATABASE_URL"])
+with ENGINE.connect():
+    pass  # as a service may, before Celery forks: no two processes may use this connection
 OF_INBOX: dict[str, Any] = {
     "inbox": Inbox("billing", wait_seconds=0.2),
     "engine": ENGINE,
@@ -46,6 +47,8 @@ def buy(self: Any, session: Session, how: str = "") -> None:
     session.execute(APPLY, {"id": self.request.id, "body": str(self.request.retries)})
     if how == "die in the body" and once(self.request.id):
         os.kill(os.getpid(), signal.SIGKILL)
+    if how.endswith("die after the commit") and once(self.request.id):
+        _dying.append(how)
     if how == "retry" and once(self.request.id):
         raise self.retry(countdown=0.1)
     if how == "commit":
@@ -77,11 +80,13 @@ def answer(session: Session) -> None:
     return 42  # type: ignore[return-value]
 
 
-@task_success.connect  # type: ignore[untyped-decorator]
-def die_before_the_ack(sender: Any, **_: Any) -> None:
-    """After the commit and the result, before the ack: the process of the pool dies, or the whole worker."""
-    how = (sender.request.args or [""])[0]
-    if how == "die before the ack" and once(sender.request.id):
+_dying: list[str] = []
+
+
+@event.listens_for(ENGINE, "checkin")
+def die_after_the_commit(*_: object) -> None:
+    """Before Celery hears of it: the process of the pool dies, or the whole worker."""
+    if _dying == ["die after the commit"]:
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == "all die before the ack" and once(sender.request.id):
+    if _dying == ["all die after the commit"]:
         os.killpg(os.getpgrp(), signal.SIGKILL)
