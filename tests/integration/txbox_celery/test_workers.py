@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def test_a_worker_that_dies_after_the_commit_leaves_its_tasks_to_the_visibility_
     assert first.wait(60) == -signal.SIGKILL
     assert business.applied() == {"killed-1": 1}
     assert not _is_empty(shop), "it was acked before"
+    # A worker looks for what has timed out soon after its start, and then every 100 seconds.
+    wait_until(lambda: _has_timed_out(shop), "its time is over")
     start()
     assert sent.get(timeout=120) is None  # of the second delivery: the first did not live to store it
     applied_once(business, sent.id)
@@ -126,3 +129,9 @@ def _is_empty(shop: Any) -> bool:
     with shop.app.connection_for_read() as connection:
         channel = connection.default_channel
         return not channel.client.llen(shop.app.conf.task_default_queue) and not channel.client.hlen("unacked")
+
+
+def _has_timed_out(shop: Any) -> bool:
+    with shop.app.connection_for_read() as connection:
+        ((_, taken_at),) = connection.default_channel.client.zrange("unacked_index", 0, -1, withscores=True)
+    return time.time() > taken_at + shop.VISIBILITY_SECONDS
