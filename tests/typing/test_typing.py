@@ -6,14 +6,17 @@ from mypy import api
 
 ACCEPTED = """
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from pydantic import BaseModel
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from txbox import DeadLetter, DeadLetters, Inbox, Message, Mismatch, Outcome, Recorded, identify
+from txbox import DeadLetter, DeadLetters, Inbox, Message, Mismatch, Outbox, Outcome, Outgoing, Recorded, identify
 from txbox.leases import idempotent
 from txbox.instrumentation import Event, Settled
-from txbox.leases import Acquisition, Ledger, PostgresLedger
+from txbox.leases import Acquisition, Lease, Ledger, PostgresLedger
+from txbox_aws.lambda_ import sqs_handler
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
@@ -44,6 +47,45 @@ def by_worker(engine: Engine) -> None:
     source = MemorySource([Message("m-1", b"{}")])
     Worker(source, inbox=inbox, engine=engine, handler=handler, hooks=[hook])
     Worker(source, inbox=inbox, engine=engine, batch_handler=batch_handler, transactions="message")
+
+
+class Purchase(BaseModel):
+    cents: int
+
+
+@dataclass
+class Refund:
+    cents: int
+
+
+def by_message_type(engine: Engine, ledger: Ledger, session: Session) -> None:
+    def handler(session: Session, entry: Purchase | Refund) -> None:
+        print(entry.cents)
+
+    def both(session: Session, purchase: Purchase, message: Message) -> None:
+        print(purchase.cents, message.id)
+
+    def with_lease(session: Session, purchase: Purchase, message: Message, lease: Lease) -> None:
+        print(purchase.cents, message.id, lease.attempt)
+
+    def alone(refund: Refund, lease: Lease) -> None:
+        print(refund.cents, lease.attempt)
+
+    def batch(session: Session, purchases: Sequence[Purchase], messages: Sequence[Message]) -> None:
+        print(len(purchases), len(messages))
+
+    def only(session: Session, purchases: list[Purchase]) -> None:
+        print(len(purchases))
+
+    source = MemorySource()
+    Worker(source, inbox=inbox, engine=engine, handler=handler)
+    Worker(source, inbox=inbox, engine=engine, handler=both)
+    Worker(source, inbox=inbox, ledger=ledger, engine=engine, handler=with_lease)
+    Worker(source, ledger=ledger, handler=alone)
+    Worker(source, inbox=inbox, engine=engine, batch_handler=batch)
+    sqs_handler(inbox=inbox, engine=engine, batch_handler=only)
+    Outbox().publish(session, "queue", Purchase(cents=1), key="a")
+    Outbox().publish_many(session, [Outgoing("queue", Refund(1)), Outgoing("queue", b"{}"), Outgoing("queue", "{}")])
 
 
 def by_lease(engine: Engine, message: Message) -> None:
@@ -91,7 +133,7 @@ except Mismatch as error:
 REFUSED = """
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
-from txbox import Inbox, Message
+from txbox import Inbox, Message, Outbox
 from txbox.leases import idempotent
 from txbox.leases import Ledger
 from txbox_workers.memory_source import MemorySource
@@ -108,7 +150,9 @@ def wrong(engine: Engine, session: Session, inbox: Inbox, message: Message) -> N
     message.body = b"other"  # misc
     message.headers["a"] = "b"  # index
     Worker(MemorySource(), inbox=inbox, engine=engine, handler=print, transactions="both")  # arg-type
-    Worker(MemorySource(), inbox=inbox, engine=engine, handler=lambda a, b, c: None)  # arg-type
+    Worker(MemorySource(), inbox=inbox, engine=engine, handler=lambda a, b, c, d: None)  # arg-type
+    Outbox().publish(session, "queue", {"cents": 1})  # arg-type
+    Outbox().publish(session, "queue", 7)  # arg-type
 
 def wrong_leases(engine: Engine, ledger: Ledger, message: Message) -> None:
     @idempotent(ledger=ledger)

@@ -69,7 +69,7 @@ unwanted = [name for name in names if "test_" in name or "conftest" in name or n
 assert not unwanted, f"unwanted: {unwanted}"
 assert any(name.endswith("/licenses/LICENSE") for name in names), "no licence"
 extras = set(metadata.get_all("Provides-Extra"))
-known = "all asyncio asyncpg aws celery cli dashboard django embedded otel prometheus spark"
+known = "all asyncio asyncpg aws celery cli dashboard django embedded otel prometheus spark typed"
 assert extras == set(known.split()), f"extras: {extras}"
 PYTHON
 }
@@ -122,10 +122,34 @@ PYTHON
   kill "$exporter" && wait "$exporter" && return "$status"
 }
 
+typed_bodies() {
+  "$bin/python" -W error - <<'PYTHON'
+from dataclasses import dataclass
+
+from txbox import InvalidConfiguration, Message
+from txbox.message_types import MessageType
+from txbox.message_types.body import written
+
+
+@dataclass
+class Purchase:
+    cents: int
+
+
+try:
+    assert MessageType(Purchase).read(Message("m-1", written(Purchase(5)))) == Purchase(5)
+except InvalidConfiguration as error:
+    raise SystemExit(str(error)) from None
+PYTHON
+}
+
 dashboard_starts() { imports txbox_dashboard && "$bin/txbox" dashboard --help; }
 
 step "the wheel is built" build
 step "it holds typed packages, the data, the history, and no tests" contents
+
+step "[typed] installs" environment typed
+step "[typed] a message type reads a body, and writes one" typed_bodies
 
 step "[] installs" environment ""
 step "[] import txbox, txbox_migrations, txbox_workers, txbox.testing" \
@@ -133,6 +157,7 @@ step "[] import txbox, txbox_migrations, txbox_workers, txbox.testing" \
 step "[] neither boto3, typer, rich, pydantic, moto nor pyspark is there" lacks boto3 typer rich pydantic moto pyspark
 step "[] txbox names the extra" remedy "pip install 'txbox\[cli\]'" "$bin/txbox" status
 step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory_source"
+step "[] a message type names the extra" remedy "pip install 'txbox\[typed\]'" typed_bodies
 
 step "[aws] installs" grown aws
 step "[aws] every module that uses boto3" \

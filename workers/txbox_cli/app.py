@@ -25,7 +25,7 @@ from txbox_cli.commands import (
     status,
 )
 from txbox_cli.commands.operate import dashboard, exporter, maintain, pause
-from txbox_cli.commands.worker import worker
+from txbox_cli.commands.worker import schema, worker
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
 from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE, Commands
 
@@ -71,6 +71,7 @@ app = Commands(
 app.command("demo", short_help="See it count to the cent while workers are killed.")(demo.demo)
 app.command("dev", short_help="Start a PostgreSQL and a local AWS of your own.")(dev.dev)
 app.command("worker")(worker)
+app.command("schema", short_help="Print the JSON Schema of a message type.")(schema)
 app.command("relay", short_help="Send what the outbox holds.")(relay.relay)
 app.command("maintain", short_help="Forget what was kept long enough.")(maintain.maintain)
 app.command("status", short_help="Show what is processed, waits, is parked, blocks.")(status.status)

@@ -1,7 +1,7 @@
 """What a handler has to be."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from sqlalchemy import Connection
@@ -15,23 +15,39 @@ from txbox.leases.handlers import has_lease_parameter
 class HandlerWithLease(Protocol):
     """handler(session, message, lease=…), beside an inbox with a ledger."""
 
-    def __call__(self, session: Any, message: Message, /, *, lease: Lease) -> object:
+    def __call__(self, session: Any, message: Any, /, *, lease: Lease) -> object:
+        """Apply one message in the session's transaction, under a lease; raise to have it rolled back."""
+
+
+class HandlerWithMessageAndLease(Protocol):
+    """handler(session, purchase, message, lease=…), beside an inbox with a ledger."""
+
+    def __call__(self, session: Any, value: Any, message: Message, /, *, lease: Lease) -> object:
         """Apply one message in the session's transaction, under a lease; raise to have it rolled back."""
 
 
 class LedgerHandlerWithLease(Protocol):
     """handler(message, lease=…), with a ledger alone."""
 
-    def __call__(self, message: Message, /, *, lease: Lease) -> object:
+    def __call__(self, message: Any, /, *, lease: Lease) -> object:
         """Do the work of one message; raise if it failed."""
 
 
-Handler = Callable[[Any, Message], object] | Callable[[Message], object] | HandlerWithLease | LedgerHandlerWithLease
+Handler = (
+    Callable[[Any, Any], object]
+    | Callable[[Any, Any, Message], object]
+    | Callable[[Any], object]
+    | HandlerWithLease
+    | HandlerWithMessageAndLease
+    | LedgerHandlerWithLease
+)
 """handler(session, message): applies one message in the session's transaction; raises to have it rolled back. With a
-ledger alone, handler(message). With a ledger, one that names a parameter ``lease`` is given it."""
+ledger alone, handler(message). With a ledger, one that names a parameter ``lease`` is given it. In place of the
+message, an object of the message type with which the parameter is annotated; and the message behind it."""
 
-BatchHandler = Callable[[Any, Sequence[Message]], object]
-"""batch_handler(session, messages): applies all the messages that are first, in one transaction."""
+BatchHandler = Callable[[Any, list[Any]], object] | Callable[[Any, list[Any], list[Message]], object]
+"""batch_handler(session, messages): applies all the messages that are first, in one transaction. In place of messages,
+objects of a message type; and the messages behind them."""
 
 
 class SessionFactory(Protocol):

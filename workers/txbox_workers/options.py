@@ -22,6 +22,7 @@ from txbox.leases.ledger import require_ledger
 from txbox.postgres.engines import adopt
 from txbox.tracing import NO_TRACING, Tracing
 from txbox_workers.handlers import BatchHandler, Handler, SessionFactory, refuse_unfit
+from txbox_workers.message_arguments import MessageArguments, message_arguments, takes_both
 from txbox_workers.reporter import ReportPlace
 
 __all__ = ["MAX_ATTEMPTS", "ProcessingOptions", "WorkerOptions"]
@@ -54,9 +55,11 @@ class ProcessingOptions(TypedDict, total=False):
             policy.
         handler: ``handler(session, message)``, called for each message that comes for the first time. It works in the
             transaction that records the message, leaves commit and rollback alone, and raises to fail. With a ledger
-            alone, ``handler(message)``. With a ledger, one that names a parameter ``lease`` is given it.
+            alone, ``handler(message)``. With a ledger, one that names a parameter ``lease`` is given it. Where the
+            message's parameter is annotated with a message type, such as ``purchase: Purchase``, it is given the body
+            as that, and the message in a further parameter that is annotated with ``Message``.
         batch_handler: ``batch_handler(session, messages)``, in its place: one call for all the first-timers of a batch.
-            Faster by far where the effect is one set-based statement.
+            Faster by far where the effect is one set-based statement. Also ``purchases: Sequence[Purchase]``.
         effect: in place of a handler, statements of SQL over the messages that come for the first time: a
             ``txbox.SqlEffect``, which a bulk load takes too. The fastest way.
         transactions: "batch" (the default): one transaction for a batch, and one for each message only when something
@@ -152,6 +155,7 @@ class ValidOptions:
     backoff: Backoff | None = None
     transaction_seconds: float | None = None
     subscriber_id: str = field(init=False)
+    arguments: MessageArguments = field(init=False)  # what the handler is given of a message
 
     def __post_init__(self) -> None:
         inbox, ledger = self.inbox, self.ledger
@@ -189,14 +193,25 @@ class ValidOptions:
             ledger is None or self.handler is not None,
             " with a ledger needs handler: each message has a lease of its own",
         )
+        arguments = MessageArguments()
         if self.effect is not None:
             given_as = type(self.effect).__name__
             self._require(isinstance(self.effect, SqlEffect), f".effect must be a SqlEffect, not {given_as}")
         elif self.batch_handler is not None:
-            refuse_unfit(self.batch_handler, f"{self.of}.batch_handler", "session, messages", ledger=False)
+            name = f"{self.of}.batch_handler"
+            wanted = (
+                "session, values, messages"
+                if takes_both(self.batch_handler, after=1, batches=True)
+                else "session, messages"
+            )
+            refuse_unfit(self.batch_handler, name, wanted, ledger=False)
+            arguments = message_arguments(self.batch_handler, name, after=1, batches=True)
         else:
-            wanted = "message" if inbox is None else "session, message"
-            refuse_unfit(self.handler, f"{self.of}.handler", wanted, ledger=ledger is not None)
+            name, after = f"{self.of}.handler", 0 if inbox is None else 1
+            wanted = "session, " * after + ("value, message" if takes_both(self.handler, after=after) else "message")
+            refuse_unfit(self.handler, name, wanted, ledger=ledger is not None)
+            arguments = message_arguments(self.handler, name, after=after)
+        object.__setattr__(self, "arguments", arguments)
         self._require(
             ledger is not None or not self.fingerprint,
             ".fingerprint is the ledger's; for an inbox: Inbox(…, fingerprint=True)",
@@ -281,13 +296,16 @@ def valid_options(of: str, options_type: type, options: Mapping[str, Any]) -> Va
     return ValidOptions(of=of, **options)
 
 
-def lists_options(options_type: type) -> Callable[[_Function], _Function]:
-    """Have ``help`` and ``inspect.signature`` list a function's ``**options`` one by one, with their defaults."""
+def lists_options(options_type: type, **others: Any) -> Callable[[_Function], _Function]:
+    """Have ``help`` and ``inspect.signature`` list a function's ``**options`` one by one, with their defaults.
+
+    ``others`` are defaults that are not those of ``ValidOptions``.
+    """
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
         *own, _options = signature.parameters.values()
-        defaults = {each.name: each.default for each in fields(ValidOptions)}
+        defaults = {each.name: each.default for each in fields(ValidOptions)} | others
         listed = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
             for name, annotation in options_type.__annotations__.items()

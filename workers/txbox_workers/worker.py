@@ -27,6 +27,7 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
+from txbox.message_types import MessageType
 from txbox.pauses import Pause
 from txbox.postgres.drivers.greenlets import GreenletEvent
 from txbox.service import Service
@@ -103,6 +104,11 @@ class Worker(Service):
     def counts(self) -> Mapping[Outcome, int]:
         """How many deliveries came to which outcome since the worker was made."""
         return self._activity.counts
+
+    @property
+    def message_type(self) -> MessageType | None:
+        """What its handler's messages are read as; None: it takes the messages themselves."""
+        return self._options.arguments.message_type
 
     def add_hook(self, hook: Hook) -> None:
         """Have one more hook get every event, before the start; raises as ``Service.add_hook``."""

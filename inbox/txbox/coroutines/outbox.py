@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from txbox.message_types.body import Body
 from txbox.outbox.outbox import Delay, Outbox, Outgoing
 from txbox.postgres.transactions import AsyncConnectionOrSession, run_on
 from txbox.tracing import Tracing
@@ -35,7 +36,7 @@ class AsyncOutbox:
         self,
         connection_or_session: AsyncConnectionOrSession,
         destination: str,
-        body: bytes | str,
+        body: Body,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,

@@ -196,7 +196,7 @@ def _message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
     found = [value for value in (*args, *kwargs.values()) if isinstance(value, Message)]
     if len(found) != 1:
         raise InvalidConfiguration(
-            f"idempotent found {len(found)} messages among the handler's arguments, and needs one; "
-            "say with identify= what the id is, and with a function as fingerprint= what the payload is"
+            f"idempotent found {len(found)} messages among the handler's arguments, and needs one; take the Message, "
+            "or say with identify= what the id is, and with a function as fingerprint= what the payload is"
         )
     return found[0]

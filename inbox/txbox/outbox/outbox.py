@@ -22,6 +22,7 @@ from typing import Any
 
 from txbox.errors import InvalidConfiguration, NotSendable
 from txbox.message import HEADER_MESSAGE_ID, valid_message_id
+from txbox.message_types.body import Body, written
 from txbox.outbox.lanes import lane_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.notifier import notify_when_returned
@@ -52,7 +53,8 @@ class Outgoing:
 
     Attributes:
         destination: a queue's URL, a topic's or an event bus's ARN, or ``scheme:rest``; see ``txbox.wire``.
-        body: the payload; text is sent as UTF-8.
+        body: the payload: bytes; text, which is sent as UTF-8; or an object of a pydantic model or a dataclass, which
+            is sent as JSON (needs pydantic, from ``txbox[typed]``).
         key: messages of one key and destination are sent in the order in which they were published.
         headers: what travels beside the payload.
         message_id: what makes it the same message when it is sent again; None has one made.
@@ -61,7 +63,7 @@ class Outgoing:
     """
 
     destination: str
-    body: bytes | str
+    body: Body
     key: str | None = None
     headers: Mapping[str, str] | None = None
     message_id: str | None = None
@@ -115,7 +117,7 @@ class Outbox:
         self,
         connection_or_session: ConnectionOrSession,
         destination: str,
-        body: bytes | str,
+        body: Body,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
@@ -135,6 +137,7 @@ class Outbox:
         Raises:
             NotInTransaction: the connection is in autocommit mode.
             NotSendable: the destination cannot take this message. ``MessageTooLarge``: it has too many bytes.
+            TypeError: the body is of another type, or a field of it has a value that is not of its type.
             InvalidMessageId: the id cannot be kept.
             SchemaMissing: the outbox's table does not exist.
         """
@@ -220,12 +223,7 @@ def _row(message: Outgoing, tracing: Tracing, spans: list[Span]) -> dict[str, An
         raise TypeError(f"a destination is text, not {type(destination).__name__}")
     if key is not None and not isinstance(key, str):
         raise TypeError(f"a key is text, not {type(key).__name__}: {key!r}")
-    if isinstance(message.body, str):
-        body = message.body.encode()
-    elif isinstance(message.body, bytes | bytearray | memoryview):
-        body = bytes(message.body)
-    else:
-        raise TypeError(f"a body is bytes or text, not {type(message.body).__name__}; json.dumps makes text of most")
+    body = written(message.body)
     if not isinstance(message.headers, Mapping | None):
         raise TypeError(f"headers are text by name, not {type(message.headers).__name__}")
     message_id = new_message_id() if message.message_id is None else valid_message_id(message.message_id)

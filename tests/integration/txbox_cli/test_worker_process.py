@@ -29,7 +29,9 @@ import logging, os
 from pathlib import Path
 from sqlalchemy import create_engine
 from txbox import Inbox
-from txbox_aws.sqs import SqsWorker
+from sqlalchemy.ext.asyncio import create_async_engine
+from txbox import AsyncInbox
+from txbox_aws.sqs import AsyncSqsWorker, SqsWorker
 
 engine = create_engine(os.environ["TXBOX_DATABASE_URL"])
 gate = Path(__file__).with_name("gate")
@@ -45,6 +47,16 @@ def handler(session, message):
 def make(**changes):
     arguments = dict(inbox=Inbox("billing"), engine=engine, handler=handler, wait_seconds=1) | changes
     return SqsWorker(QUEUE, **arguments)
+
+async def coroutine(session, message):
+    import asyncio
+    await session.run_sync(lambda _: logging.getLogger("billing").info("at work on %s", message.id))
+    while message.id == "slow" and not gate.with_name("opened").exists():
+        await asyncio.sleep(0.01)
+
+def asynchronous():
+    engine = create_async_engine(os.environ["TXBOX_DATABASE_URL"])
+    return AsyncSqsWorker(QUEUE, inbox=AsyncInbox("billing"), engine=engine, handler=coroutine, wait_seconds=1)
 
 worker = make()
 no_table = make(inbox=Inbox("billing", prefix="other_"))
@@ -78,6 +90,33 @@ def test_it_processes_and_drains_on_sigterm(directory: Path, engine: Engine, que
         assert running.wait() == 0
     assert running.out[-1] == "stopped: 1 duplicate, 2 processed\n"
     assert running.err == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_coroutines_that_were_begun_are_finished(
+    number: signal.Signals, directory: Path, engine: Engine, queue: str, sqs: "SQSClient"
+) -> None:
+    arguments = ("--log-level", "info", "worker", "billing:asynchronous", "--health-port", "0")
+    with Running(*arguments, cwd=directory) as running:
+        send(sqs, queue, ["a", "slow", "a"])
+        running.says("INFO billing: at work on slow")
+        running.signal(number)
+        running.says(f"{number.name}: finishing what was begun")
+        (directory / "opened").touch()
+        assert running.wait() == 0
+    assert processed(engine) == {"a", "slow"}
+    assert running.out[-1].startswith("stopped: ")
+
+
+def test_a_second_signal_ends_coroutines_at_once(directory: Path, engine: Engine, queue: str, sqs: "SQSClient") -> None:
+    with Running("--log-level", "info", "worker", "billing:asynchronous", cwd=directory) as running:
+        send(sqs, queue, ["slow"])
+        running.says("INFO billing: at work on slow")
+        running.signal(signal.SIGTERM)
+        running.says("finishing what was begun")
+        running.signal(signal.SIGTERM)
+        assert running.wait(timeout=10) == -signal.SIGTERM
+    assert processed(engine) == set()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

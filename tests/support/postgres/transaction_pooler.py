@@ -21,6 +21,8 @@ from sqlalchemy import make_url
 _READY = b"Z"
 _IDLE = b"I"
 _TERMINATE = b"X"
+_FLUSH = b"H"  # asyncpg sends one behind a Parse and a Describe
+_DESCRIBED = b"TnE"  # what ends the answer to these
 _SSL_REQUEST = 80877103
 _GSS_REQUEST = 80877104
 _CANCEL_REQUEST = 80877102
@@ -104,7 +106,9 @@ class TransactionPooler:
         try:
             while True:
                 server.sendall(_message(kind, message))
-                if kind in (b"Q", b"S") and self._answer(server, client) == _IDLE:
+                if kind == _FLUSH:
+                    self._answer(server, client, until=_DESCRIBED)
+                elif kind in (b"Q", b"S") and self._answer(server, client) == _IDLE:
                     break
                 kind, message = _read(client)
         except (OSError, ConnectionError):  # the client is gone, in its transaction
@@ -117,11 +121,11 @@ class TransactionPooler:
             raise
         self._free.put(server)
 
-    def _answer(self, server: socket.socket, client: socket.socket) -> bytes:
+    def _answer(self, server: socket.socket, client: socket.socket, until: bytes = _READY) -> bytes:
         while True:
             kind, message = _read(server)
             client.sendall(_message(kind, message))
-            if kind == _READY:
+            if kind in until:
                 return message
 
 

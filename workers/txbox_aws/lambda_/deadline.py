@@ -12,12 +12,10 @@ handler that takes long would be handed back for ever.
 
 import functools
 import threading
-import time
-from collections.abc import Sequence
 from typing import Any
 
-from txbox import Message
 from txbox.leases.lease import elapsed
+from txbox.postgres.drivers.greenlets import sleep
 from txbox_workers.handlers import BatchHandler, Handler
 
 MARGIN_SECONDS = 1.0
@@ -90,7 +88,7 @@ class Deadline(threading.local):
         """Wait so many seconds, but not beyond the last moment to begin something; return whether it is set."""
         left = self.seconds_to_margin()
         # Nothing signals a deadline: it comes by itself.
-        time.sleep(max(min((seconds for seconds in (timeout, left) if seconds is not None), default=0.0), 0.0))
+        sleep(max(min((seconds for seconds in (timeout, left) if seconds is not None), default=0.0), 0.0))
         return self.is_set()
 
 
@@ -118,10 +116,10 @@ def timed_batch(handler: BatchHandler, deadline: Deadline) -> BatchHandler:
     """Return a handler of batches that reports to the deadline how long it has taken for each message."""
 
     @functools.wraps(handler)
-    def run(session: Any, messages: Sequence[Message], **options: Any) -> object:
+    def run(session: Any, messages: list[Any], *arguments: Any, **options: Any) -> object:
         begun = elapsed()
         try:
-            return handler(session, messages, **options)
+            return handler(session, messages, *arguments, **options)
         finally:
             deadline.has_run((elapsed() - begun) / len(messages))
 

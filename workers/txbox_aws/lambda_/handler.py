@@ -14,7 +14,6 @@ finds that nothing is to be done, and ends.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
@@ -24,6 +23,8 @@ from txbox.backoff import Backoff
 from txbox.instrumentation import Event, Hook, Received, Settled, emit
 from txbox.instrumentation.logs import log_event
 from txbox.leases.lease import elapsed
+from txbox.message_types import MessageType
+from txbox.postgres.drivers.greenlets import sleep
 from txbox.retries import retry
 from txbox_aws.envelopes import Envelope
 from txbox_aws.lambda_.deadline import MARGIN_SECONDS, Deadline, seconds_left, timed, timed_batch
@@ -85,16 +86,21 @@ def sqs_handler(
         TypeError: there is no such option.
         InvalidConfiguration: an argument cannot work.
     """
+    return make_function("sqs_handler", options, identify=identify, envelope=envelope, margin_seconds=margin_seconds)
+
+
+def make_function(
+    of: str, options: Mapping[str, Any], *, identify: Identify, envelope: Envelope | str, margin_seconds: float
+) -> Callable[[Any, Any], PartialBatchResponse]:
+    """Make the handler of a Lambda function; ``of`` is the name of what was called for it, for errors."""
     if not margin_seconds >= 0:
-        raise InvalidConfiguration(f"sqs_handler.margin_seconds must be at least 0, not {margin_seconds!r}")
+        raise InvalidConfiguration(f"{of}.margin_seconds must be at least 0, not {margin_seconds!r}")
     try:
         read_as = Envelope(envelope)
     except ValueError as error:
-        raise InvalidConfiguration(
-            f"sqs_handler.envelope must be one of {', '.join(Envelope)}, not {envelope!r}"
-        ) from error
+        raise InvalidConfiguration(f"{of}.envelope must be one of {', '.join(Envelope)}, not {envelope!r}") from error
     deadline = Deadline(margin_seconds)
-    valid = valid_options("sqs_handler", ProcessingOptions, options)
+    valid = valid_options(of, ProcessingOptions, options)
     if valid.handler is not None:
         valid = replace(valid, handler=timed(valid.handler, deadline))
     elif valid.batch_handler is not None:
@@ -113,6 +119,11 @@ class _Function:
         self._hooks: tuple[Hook, ...] = (log_event, *options.hooks)
         self._has_hooks = bool(options.hooks)
         self._processors: dict[str, Processor] = {}
+
+    @property
+    def message_type(self) -> MessageType | None:
+        """What the handler's messages are read as; None: it takes the messages themselves."""
+        return self._options.arguments.message_type
 
     def handle(self, event: Any, context: Any = None) -> PartialBatchResponse:
         """Process an event; see ``sqs_handler``."""
@@ -188,7 +199,7 @@ class _Function:
             margin = self._deadline.seconds_to_margin()
             left = UNSAVED_SECONDS - (elapsed() - began)
             left = left if margin is None else min(left, margin)
-            time.sleep(max(min(seconds, left), 0.0))
+            sleep(max(min(seconds, left), 0.0))
             return left <= 0
 
         try:

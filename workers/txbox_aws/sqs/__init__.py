@@ -1,6 +1,7 @@
 """Amazon SQS: a source for workers, the worker itself, the way back for dead letters, and queues to try them with."""
 
 from txbox_aws.clients import sqs_client
+from txbox_aws.sqs.async_worker import AsyncSqsWorker
 from txbox_aws.sqs.dead_letter_queue import DeadLetterQueue, ImportedLetters, MessageMove
 from txbox_aws.sqs.queues import MAX_BATCH as MAX_BATCH
 from txbox_aws.sqs.queues import create_queue, delete_queue, queue_backlog, redrive_to_queue
@@ -8,6 +9,7 @@ from txbox_aws.sqs.source import SqsSource
 from txbox_aws.sqs.worker import SqsWorker
 
 __all__ = [
+    "AsyncSqsWorker",
     "DeadLetterQueue",
     "ImportedLetters",
     "MessageMove",

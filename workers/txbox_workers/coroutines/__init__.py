@@ -12,7 +12,23 @@ it waits for the database (``txbox.postgres.drivers.greenlets``). The broker's c
 threads; so a handler that blocks the loop keeps no delivery from being extended.
 """
 
-from txbox_workers.coroutines.options import AsyncBatchHandler, AsyncHandler, AsyncWorkerOptions
+from txbox_workers.coroutines.options import (
+    DEFAULTS as DEFAULTS,
+)
+from txbox_workers.coroutines.options import (
+    AsyncBatchHandler,
+    AsyncHandler,
+    AsyncProcessingOptions,
+    AsyncWorkerOptions,
+    for_functions,
+)
 from txbox_workers.coroutines.worker import AsyncWorker
 
-__all__ = ["AsyncBatchHandler", "AsyncHandler", "AsyncWorker", "AsyncWorkerOptions"]
+__all__ = [
+    "AsyncBatchHandler",
+    "AsyncHandler",
+    "AsyncProcessingOptions",
+    "AsyncWorker",
+    "AsyncWorkerOptions",
+    "for_functions",
+]

@@ -26,25 +26,22 @@ AsyncBatchHandler = Callable[[AsyncSession, Sequence[Message]], Awaitable[object
 CONCURRENCY = 10
 """Batches under way at once; SQLAlchemy's pool has 15 connections by default."""
 
+DEFAULTS: dict[str, Any] = {"concurrency": CONCURRENCY, "prefetch": None, "session_factory": AsyncSession}
+"""Where they are not those of ``ValidOptions``; a ``prefetch`` of None is twice as many as can be under way."""
 
-class AsyncWorkerOptions(TypedDict, total=False):
-    """What an ``AsyncWorker`` takes: keyword arguments. Where nothing is said, they are those of ``WorkerOptions``.
+
+class AsyncProcessingOptions(TypedDict, total=False):
+    """How messages are processed: keyword arguments of ``AsyncWorker``, ``AsyncSqsWorker`` and ``async_sqs_handler``.
+
+    Where nothing is said, they are those of ``txbox_workers.options.ProcessingOptions``.
 
     Attributes:
         inbox: an ``AsyncInbox``, or an ``Inbox``.
         ledger: any ledger; its calls are made in threads.
         engine: an ``AsyncEngine`` of psycopg: ``create_async_engine("postgresql+psycopg://…")``.
-        dead_letters: with a ledger alone: where dead letters are kept.
         handler: ``async def handler(session, message)``, whose session is an ``AsyncSession``; with a ledger alone,
             ``async def handler(message)``.
         batch_handler: ``async def batch_handler(session, messages)``.
-        effect: in place of a handler, a ``SqlEffect``.
-        concurrency: how many batches are under way at once, 10 by default: tasks of one event loop. Each has a
-            connection of the engine's pool; the messages of one batch are handled one after the other.
-        prefetch: deliveries that are received ahead of processing and not settled yet, at most; by default twice as
-            many as can be under way.
-        batch_size: messages of one transaction, 10 by default. Where handlers wait for something else than the
-            database, 1 has as many of them wait at once as ``concurrency`` says, and no transaction waits for others.
         session_factory: makes the handler's session: ``AsyncSession`` (the default), a subclass, or an
             ``async_sessionmaker``.
     """
@@ -64,6 +61,20 @@ class AsyncWorkerOptions(TypedDict, total=False):
     fingerprint: bool
     hooks: Sequence[Hook]
     tracing: Tracing
+
+
+class AsyncWorkerOptions(AsyncProcessingOptions, total=False):
+    """What an ``AsyncWorker`` takes beside that; where nothing is said, as ``txbox_workers.options.WorkerOptions``.
+
+    Attributes:
+        concurrency: how many batches are under way at once, 10 by default: tasks of one event loop. Each has a
+            connection of the engine's pool; the messages of one batch are handled one after the other.
+        prefetch: deliveries that are received ahead of processing and not settled yet, at most; by default twice as
+            many as can be under way.
+        batch_size: messages of one transaction, 10 by default. Where handlers wait for something else than the
+            database, 1 has as many of them wait at once as ``concurrency`` says, and no transaction waits for others.
+    """
+
     concurrency: int
     prefetch: int
     batch_size: int
@@ -72,24 +83,30 @@ class AsyncWorkerOptions(TypedDict, total=False):
     transaction_seconds: float | None
 
 
-def for_functions(of: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the worker for functions that does the work; ``of`` names this one, for errors.
+def for_functions(of: str, options_type: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of what does the work, which is for functions.
+
+    Args:
+        of: the name of what the options were given to, for errors.
+        options_type: the class that types them.
+        options: what was given.
 
     Raises:
         TypeError: there is no such option.
-        InvalidConfiguration: something cannot work here; the others are validated by that worker.
+        InvalidConfiguration: something cannot work here; the rest is validated by what does the work.
     """
     for name in options:
-        if name not in AsyncWorkerOptions.__annotations__:
+        if name not in options_type.__annotations__:
             raise TypeError(f"{of}() got an unexpected keyword argument {name!r}")
     given = dict(options)
-    concurrency = given.pop("concurrency", CONCURRENCY)
-    if not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_PREFETCH:
-        raise InvalidConfiguration(f"{of}.concurrency must be from 1 to {MAX_PREFETCH:,}, not {concurrency!r}")
-    given["threads"] = concurrency
-    batch_size = given.get("batch_size", BATCH_SIZE)
-    if given.setdefault("prefetch", min(max(2 * concurrency * batch_size, BATCH_SIZE), MAX_PREFETCH)) == 0:
-        raise InvalidConfiguration(f"{of}.prefetch must be at least {BATCH_SIZE}: tasks take what was received ahead")
+    concurrency = 1
+    if "concurrency" in options_type.__annotations__:
+        concurrency = given["threads"] = given.pop("concurrency", CONCURRENCY)
+        if not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_PREFETCH:
+            raise InvalidConfiguration(f"{of}.concurrency must be from 1 to {MAX_PREFETCH:,}, not {concurrency!r}")
+        at_once = 2 * concurrency * given.get("batch_size", BATCH_SIZE)
+        if given.setdefault("prefetch", min(max(at_once, BATCH_SIZE), MAX_PREFETCH)) == 0:
+            raise InvalidConfiguration(f"{of}.prefetch must be at least {BATCH_SIZE}: tasks take what was received")
     if isinstance(inbox := given.get("inbox"), AsyncInbox):
         given["inbox"] = inbox.sync_inbox
     for name in ("handler", "batch_handler"):

@@ -9,11 +9,13 @@ from typing import Any, Self, Unpack
 
 from txbox import Outcome
 from txbox.instrumentation import Hook
+from txbox.message_types import MessageType
 from txbox.service import STOP_SECONDS
 from txbox_workers.coroutines.loop_calls import LoopCalls
 from txbox_workers.coroutines.loop_worker import LoopWorker
-from txbox_workers.coroutines.options import AsyncWorkerOptions, for_functions
+from txbox_workers.coroutines.options import DEFAULTS, AsyncWorkerOptions, for_functions
 from txbox_workers.delivery import Source
+from txbox_workers.options import lists_options
 
 CANCEL_SECONDS = 10.0
 """How long a worker that is cancelled waits for its transactions to roll back."""
@@ -36,6 +38,7 @@ class AsyncWorker:
     transactions roll back, and their deliveries are handed back.
     """
 
+    @lists_options(AsyncWorkerOptions, **DEFAULTS)
     def __init__(self, source: Source, **options: Unpack[AsyncWorkerOptions]) -> None:
         """Put a worker together; nothing is connected before ``start`` or ``run``.
 
@@ -49,7 +52,7 @@ class AsyncWorker:
         """
         of = type(self).__name__
         self._calls = LoopCalls()
-        self._worker = LoopWorker(source, self._calls, of=of, **for_functions(of, options))
+        self._worker = LoopWorker(source, self._calls, of=of, **for_functions(of, AsyncWorkerOptions, options))
 
     @property
     def subscriber_id(self) -> str:
@@ -65,6 +68,11 @@ class AsyncWorker:
     def counts(self) -> Mapping[Outcome, int]:
         """How many deliveries came to which outcome since the worker was made."""
         return self._worker.counts
+
+    @property
+    def message_type(self) -> MessageType | None:
+        """What the handler's messages are read as; None: it takes the messages themselves."""
+        return self._worker.message_type
 
     @property
     def running(self) -> bool:

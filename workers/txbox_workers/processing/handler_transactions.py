@@ -23,7 +23,7 @@ from txbox.postgres.guards.transaction_guard import left_in_use
 from txbox.postgres.round_trip import Step, StepFailed, run_steps
 from txbox.tracing.log_context import in_hand
 from txbox_workers.delivery import Delivery
-from txbox_workers.handlers import Handler, HandlerWithLease
+from txbox_workers.handlers import Handler
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import ConflictRetries, TransactionMode
@@ -70,7 +70,10 @@ class HandlerTransactions:
             handler if handler is None or options.ledger is None else _under_lease(handler)
         )
         self._batch_handler = options.batch_handler
+        self._arguments = options.arguments
         self._effect = options.effect
+        reads = options.effect or options.arguments.message_type
+        self._reader: Callable[[Message], Any] | None = None if reads is None else reads.read
         # Whether duplicates are parked: before code runs that may leave a role or a search path behind which does not
         # know our tables. An effect that does not publish goes out with COMMIT, too, and behind that question.
         self._asks_with_commit = options.effect is not None and not options.effect.publishes
@@ -127,7 +130,7 @@ class HandlerTransactions:
 
         Raises:
             KeyHeld, Expired: one of them may have to wait behind a dead letter; process them singly.
-            MalformedInBatch: some have no row for the effect; process the others.
+            MalformedInBatch: some cannot be read for the effect or the handler; process the others.
             Stopping, DatabaseUnavailable; and whatever a handler raises. Nothing is committed.
         """
         return self._conflicts.run(len(deliveries), lambda: self._unless_closed(lambda: self._batch(deliveries)))
@@ -156,7 +159,7 @@ class HandlerTransactions:
 
     def _batch(self, deliveries: Sequence[Delivery]) -> BatchResult:
         begun = time.monotonic()
-        rows = self._read(deliveries)
+        values = self._read(deliveries)
         recording = self._inbox.recording(
             {d.message.id: d.message.body for d in deliveries},
             sent_at={d.message.id: d.message.sent_at for d in deliveries},
@@ -174,9 +177,9 @@ class HandlerTransactions:
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
             if first and self._effect is not None:
                 spans.enter_context(self._context.spans.handled_together(first))  # until it has committed
-                self._apply_effect(opened, first, rows)
+                self._apply_effect(opened, first, values)
             elif first:
-                left = frozenset(self._handle(connection, first, {}))
+                left = frozenset(self._handle(connection, first, values, {}))
             if left:
                 self._inbox.unrecord(connection, left)
             if duplicates and self._asks_with_commit:
@@ -188,25 +191,27 @@ class HandlerTransactions:
         self._emit_committed(len(first) - len(left), processed_before, begun)
         return BatchResult(recorded.first - left, mismatched, parked.same, left, recorded.error)
 
-    def _read(self, deliveries: Sequence[Delivery]) -> dict[str, Row]:
-        """Return the rows of messages for the effect, by id; none where there is a handler.
+    def _read(self, deliveries: Sequence[Delivery]) -> dict[str, Any]:
+        """Return what the effect or the handler is given of messages, by id; nothing, if it is the messages.
 
-        Raises ``MalformedInBatch``: some have none; of a single message, ``MalformedMessage``.
+        A transaction that is run again reads again: so its handlers get objects that no run before has changed.
+
+        Raises ``MalformedInBatch``: some cannot be read; of a single message, ``MalformedMessage``.
         """
-        if self._effect is None:
+        if self._reader is None:
             return {}
-        rows: dict[str, Row] = {}
+        values: dict[str, Any] = {}
         malformed: dict[str, MalformedMessage] = {}
         for delivery in deliveries:
             try:
-                rows[delivery.message.id] = self._effect.read(delivery.message)
+                values[delivery.message.id] = self._reader(delivery.message)
             except MalformedMessage as error:
                 malformed[delivery.receipt] = error
         if malformed and len(deliveries) == 1:
             raise malformed.popitem()[1]
         if malformed:
             raise MalformedInBatch(malformed)
-        return rows
+        return values
 
     def _apply_effect(self, opened: OpenTransaction, deliveries: Sequence[Delivery], rows: Mapping[str, Row]) -> None:
         """Have the effect's steps go out with COMMIT; or now, if the rows that they return are to be published."""
@@ -258,14 +263,20 @@ class HandlerTransactions:
             if first and self._effect is not None:
                 self._apply_effect(opened, [delivery], self._read([delivery]))
             elif first:
-                self._handle(connection, [delivery], extra)
+                self._handle(connection, [delivery], self._read([delivery]), extra)
         self._emit_committed(int(first), int(not first), begun)
         return first
 
-    def _handle(self, connection: Connection, deliveries: Sequence[Delivery], extra: Mapping[str, Any]) -> list[str]:
+    def _handle(
+        self,
+        connection: Connection,
+        deliveries: Sequence[Delivery],
+        values: Mapping[str, Any],
+        extra: Mapping[str, Any],
+    ) -> list[str]:
         """Run the handler for messages that are first, in the transaction that has recorded them.
 
-        Returns the ids of those that were not begun.
+        ``values`` are what was read of them. Returns the ids of those that were not begun.
         """
         # rollback_only: session.commit() in a handler flushes and ends nothing; session.rollback() does end the
         # transaction, which is then found inactive.
@@ -277,7 +288,8 @@ class HandlerTransactions:
             if self._batch_handler is not None:
                 named = in_hand(self._inbox.subscriber_id, [delivery.message.id for delivery in deliveries])
                 with named, self._context.spans.handled_together(deliveries):
-                    refuse_unfinished(self._batch_handler(session, [delivery.message for delivery in deliveries]))
+                    arguments = self._arguments.of_many([delivery.message for delivery in deliveries], values)
+                    refuse_unfinished(self._batch_handler(session, *arguments))
                     finish(session, connection)
             elif self._handler is not None:
                 for number, delivery in enumerate(deliveries):
@@ -285,7 +297,8 @@ class HandlerTransactions:
                         return [rest.message.id for rest in deliveries[number:]]
                     named = in_hand(self._inbox.subscriber_id, (delivery.message.id,))
                     with named, self._context.spans.handled(delivery):
-                        refuse_unfinished(self._handler(session, delivery.message, **extra))
+                        arguments = self._arguments.of_one(delivery.message, values)
+                        refuse_unfinished(self._handler(session, *arguments, **extra))
                         finish(session, connection)
         finally:
             given_back = pooled.dbapi_connection is None and not getattr(driver, "closed", True)
@@ -315,14 +328,14 @@ class HandlerTransactions:
             emit(self._context.hooks, committed)
 
 
-def _under_lease(handler: Handler) -> HandlerWithLease:
+def _under_lease(handler: Handler) -> Callable[..., object]:
     """Have the lease record how far the handler has come: its transaction may be run again, or not be committed."""
     wants_lease = has_lease_parameter(handler)
     call: Callable[..., object] = handler
 
-    def run(session: Any, message: Message, /, *, lease: Lease) -> object:
+    def run(session: Any, /, *arguments: Any, lease: Lease) -> object:
         lease.begin_work()
-        result = call(session, message, **({"lease": lease} if wants_lease else {}))
+        result = call(session, *arguments, **({"lease": lease} if wants_lease else {}))
         lease.returned = True
         return result
 

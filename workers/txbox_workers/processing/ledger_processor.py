@@ -83,6 +83,7 @@ class LedgerProcessor(Processor):
         )
         self._handler: Callable[..., object] = options.handler
         self._wants_lease = has_lease_parameter(options.handler)
+        self._arguments = options.arguments
         letters, inbox = options.dead_letters, options.inbox
         self._transactions = None if inbox is None else HandlerTransactions(options, context)
         if inbox is not None and options.engine is not None:
@@ -180,8 +181,9 @@ class LedgerProcessor(Processor):
                 raise delivery.problem
             if self._transactions is not None:
                 return self._transactions.run_one(delivery, lease=lease)
+            arguments = self._arguments.read(delivery.message)
             lease.begin_work()
-            refuse_unfinished(self._handler(delivery.message, **({"lease": lease} if self._wants_lease else {})))
+            refuse_unfinished(self._handler(*arguments, **({"lease": lease} if self._wants_lease else {})))
         except BaseException as error:
             attempt.error = error
             raise

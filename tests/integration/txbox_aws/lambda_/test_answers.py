@@ -4,6 +4,7 @@ import asyncio
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +26,7 @@ from support.aws.lambda_events import (
 from support.aws.lambda_events import event as event_of
 from support.aws.lambda_functions import NOTHING, failing_for
 from support.aws.queues import held, send
-from support.workers.business import Business, apply, once
+from support.workers.business import APPLY, Business, apply, once
 from txbox import DeadLetters, Inbox, Message, Outcome, SqlEffect, TxboxError
 from txbox.instrumentation import Received, Settled
 from txbox_aws.lambda_ import sqs_handler
@@ -34,6 +35,11 @@ from txbox_aws.sqs import redrive_to_queue
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+
+
+@dataclass
+class Purchase:
+    amount: int
 
 
 @pytest.mark.parametrize("transactions", ["batch", "message"])
@@ -168,3 +174,19 @@ def test_no_error_shows_what_a_message_holds(pool: Engine, engine: Engine, busin
     shown = "".join(traceback.format_exception(caught.value))
     assert "dead_letter" in shown
     assert secret not in shown
+
+
+def test_message_types(pool: Engine, business: Business) -> None:
+    """What is malformed is parked, and does not come again; the others are paid together."""
+
+    def pay_all(session: Session, purchases: Sequence[Purchase], messages: Sequence[Message]) -> None:
+        for purchase, message in zip(purchases, messages, strict=True):
+            session.execute(APPLY, {"id": message.id, "body": str(purchase.amount)})
+
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, batch_handler=pay_all)
+    asked = event_of(record("a", {"amount": 1}), record("b", {"amount": "much"}), record("c", {"amount": 3}))
+    assert handle(asked, Context(30)) == NOTHING
+    assert handle(asked, Context(30)) == NOTHING
+    assert business.applied() == once("ac")
+    assert business.order("body") == ["1", "3"]
+    assert business.letters() == {"b": "malformed"}

@@ -10,6 +10,7 @@ from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, Data
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.service import Service
 from txbox_cli.commands.operate.metrics_server import Answer, answering, line
+from txbox_workers.coroutines import AsyncWorker
 
 HealthPortOption = Annotated[
     int | None,
@@ -28,10 +29,14 @@ HealthHostOption = Annotated[
 HEALTH_HOST = "127.0.0.1"
 
 
+Watched = Service | AsyncWorker
+"""What can be asked how it is."""
+
+
 class Health:
     """What is known of a service: a hook of it, called from its threads."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Watched) -> None:
         self._service = service
         self._started = False
         self._lost: dict[str, bool] = {}
@@ -81,7 +86,7 @@ def _probe(word: str, why_not: str | None) -> tuple[int, str, bytes]:
 
 
 @contextmanager
-def health_of(service: Service, host: str, port: int | None) -> Iterator[Callable[[], None]]:
+def health_of(service: Watched, host: str, port: int | None) -> Iterator[Callable[[], None]]:
     """Answer for a service while entered, unless ``port`` is None; yields what is to be called once it has started.
 
     Raises:
@@ -120,7 +125,7 @@ def _answering(host: str, port: int, answers: Mapping[str, Answer]) -> Iterator[
         yield
 
 
-def _metrics_of(service: Service) -> Answer | None:
+def _metrics_of(service: Watched) -> Answer | None:
     """Return what answers with the metrics of this process; None if prometheus_client is not installed."""
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest

@@ -1,5 +1,6 @@
 """``txbox worker``: run a worker of yours as a process."""
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,10 @@ from txbox_cli.commands.worker.supervisor import StartFailed, Supervisor
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import ReadBy
 from txbox_cli.signals import hangup_terminates
+from txbox_workers.coroutines import AsyncWorker
 from txbox_workers.worker import Worker
+
+AnyWorker = Worker | AsyncWorker
 
 HANDLER_PARAMETERS = 2
 """Session and message."""
@@ -81,12 +85,12 @@ def worker(
             healthy()
             typer.echo(f"{_works(found)}; Ctrl-C drains and stops")
 
-        drained = found.run(stop_seconds, started=started)
+        drained = _run(found, stop_seconds, started)
     _end(found.counts, drained, stop_seconds)
 
 
 @contextmanager
-def _found(target: str | None, sql: SqlWorker) -> Iterator[Worker]:
+def _found(target: str | None, sql: SqlWorker) -> Iterator[AnyWorker]:
     if target is None:
         with sql.made() as made:
             yield made
@@ -97,10 +101,16 @@ def _found(target: str | None, sql: SqlWorker) -> Iterator[Worker]:
         yield load(target)
 
 
+def _run(found: AnyWorker, stop_seconds: float, started: Callable[[], object]) -> bool:
+    if isinstance(found, AsyncWorker):
+        return asyncio.run(found.run(stop_seconds, started=started))
+    return found.run(stop_seconds, started=started)
+
+
 def _run_member(target: str | None, sql: SqlWorker, member: Member, stop_seconds: float) -> NoReturn:
     with _found(target, sql) as found, hangup_terminates():
         member.takes(found)
-        drained = found.run(stop_seconds, started=lambda: member.started(_works(found)))
+        drained = _run(found, stop_seconds, lambda: member.started(_works(found)))
     member.ended(drained)
     raise typer.Exit(0 if drained else 1)
 
@@ -129,7 +139,7 @@ def _command_of(arguments: Sequence[str]) -> Callable[[int], list[str]]:
     return lambda descriptor: [*program, "--supervisor", str(descriptor), *arguments[at:]]
 
 
-def _works(found: Worker) -> str:
+def _works(found: AnyWorker) -> str:
     return f"{found.subscriber_id} works on {found.source.name}"
 
 
@@ -140,7 +150,7 @@ def _end(counts: Mapping[Any, int], drained: bool, stop_seconds: float) -> None:
         raise CommandFailed(f"not drained within {stop_seconds:g} s; the rest will be delivered again")
 
 
-def load(target: str) -> Worker:
+def load(target: str) -> AnyWorker:
     """Import a worker.
 
     Args:
@@ -150,8 +160,8 @@ def load(target: str) -> Worker:
         UsageError: there is no such module or name, or it is not a worker.
         CommandFailed: the module is there, and its own code raised.
     """
-    found = importer.load(target, lambda value: isinstance(value, Worker), such_as="billing:worker")
-    if not isinstance(found.value, Worker):
+    found = importer.load(target, lambda value: isinstance(value, AnyWorker), such_as="billing:worker")
+    if not isinstance(found.value, AnyWorker):
         raise UsageError(f"{found.what}, not a worker; {_instead(found)}")
     return found.value
 

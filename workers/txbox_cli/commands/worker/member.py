@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from txbox_cli.commands.operate.health import Health
+from txbox_workers.coroutines import AsyncWorker
 from txbox_workers.worker import Worker
 
 REPORT_SECONDS = 0.5
@@ -55,13 +56,13 @@ class Member:
         self._socket.settimeout(SEND_SECONDS)
         self._stop_seconds = stop_seconds
         self._sending = threading.Lock()
-        self._worker: Worker | None = None
+        self._worker: Worker | AsyncWorker | None = None
         self._health: Health | None = None
         self._works = ""
         self._ended = self._unheard = False
         threading.Thread(target=self._watch, name="txbox-member", daemon=True).start()
 
-    def takes(self, worker: Worker) -> None:
+    def takes(self, worker: Worker | AsyncWorker) -> None:
         """Take the worker that is to be reported of."""
         self._health = Health(worker)
         worker.add_hook(self._health)

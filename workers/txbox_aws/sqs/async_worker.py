@@ -1,0 +1,69 @@
+"""The worker for one SQS queue whose handlers are coroutines."""
+
+from typing import TYPE_CHECKING, Unpack
+
+from txbox import Identify, identify
+from txbox_aws.clients import WAIT_SECONDS
+from txbox_aws.envelopes import Envelope
+from txbox_aws.sqs.queues import MAX_BATCH
+from txbox_aws.sqs.source import VISIBILITY_SECONDS, SqsSource
+from txbox_aws.sqs.worker import CALLS_AT_ONCE
+from txbox_workers.coroutines import DEFAULTS, AsyncWorker, AsyncWorkerOptions
+from txbox_workers.options import lists_options
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+
+class AsyncSqsWorker(AsyncWorker):
+    """Processes the messages of one SQS queue, each exactly once in effect, with handlers that are coroutines.
+
+    ::
+
+        async def on_purchase(session, message):
+            await session.execute(update(Account).where(...).values(...))
+
+        worker = AsyncSqsWorker(queue_url, inbox=AsyncInbox("billing"), engine=engine, handler=on_purchase)
+        asyncio.run(worker.run())
+
+    boto3 stays the client, in threads of its own.
+    """
+
+    @lists_options(AsyncWorkerOptions, **DEFAULTS)
+    def __init__(
+        self,
+        queue_url: str,
+        *,
+        identify: Identify = identify,
+        envelope: Envelope | str = Envelope.AUTO,
+        wait_seconds: int = WAIT_SECONDS,
+        visibility_seconds: int = VISIBILITY_SECONDS,
+        client: "SQSClient | None" = None,
+        **options: Unpack[AsyncWorkerOptions],
+    ) -> None:
+        """Put a worker together; nothing is connected before ``start`` or ``run``.
+
+        Args:
+            queue_url: the queue's URL; its name ends in .fifo for a FIFO queue.
+            identify: chooses a message's id, as for ``SqsWorker``.
+            envelope: how bodies are read.
+            wait_seconds: of long polling, 0 to 20.
+            visibility_seconds: how long a delivery is ours without a heartbeat.
+            client: an SQS client of boto3 to use; None makes one from boto3's own settings.
+            options: those of ``txbox_workers.coroutines.AsyncWorkerOptions``.
+
+        Raises:
+            TypeError: there is no such option.
+            InvalidConfiguration: an argument cannot work.
+        """
+        source = SqsSource(
+            queue_url,
+            client=client,
+            identify=identify,
+            envelope=envelope,
+            batch_size=MAX_BATCH,
+            wait_seconds=wait_seconds,
+            visibility_seconds=visibility_seconds,
+            connections=CALLS_AT_ONCE,
+        )
+        super().__init__(source, **options)
