@@ -4,19 +4,22 @@ So all that a worker promises holds: one transaction for inbox and effects, batc
 gives to ``transaction.on_commit`` is run after the worker's commit, in the worker's thread.
 """
 
+import functools
+import inspect
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.db import close_old_connections, reset_queries, transaction
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from txbox import InvalidConfiguration, Message, TransactionAborted
+from txbox import InvalidConfiguration, TransactionAborted
 from txbox.instrumentation import Committed, Event
 from txbox_django.engine import database_engine, lent
 from txbox_workers.handlers import refuse_unfit
+from txbox_workers.message_arguments import takes_both
 from txbox_workers.worker import Worker
 
 W = TypeVar("W", bound=Worker)
@@ -26,8 +29,8 @@ def orm_worker(
     worker_class: type[W],
     source: Any,
     *,
-    handler: Callable[[Message], object] | None = None,
-    batch_handler: Callable[[Sequence[Message]], object] | None = None,
+    handler: Callable[..., object] | None = None,
+    batch_handler: Callable[..., object] | None = None,
     using: str = "default",
     engine: Engine | None = None,
     **options: Any,
@@ -38,6 +41,7 @@ def orm_worker(
         worker_class: ``SqsWorker``, or another ``Worker``.
         source: its first argument, such as the queue's URL.
         handler: ``handler(message)``: in it ``django.db.connection``, and so the ORM, is in the worker's transaction.
+            It is otherwise as any other: ``handler(purchase: Purchase)`` is given the body as a message type.
         batch_handler: ``batch_handler(messages)``, in its place: one call for all the first-timers of a batch.
         using: the alias of the database, which has txbox's tables too.
         engine: one that ``database_engine`` has made of that database; None: makes one.
@@ -53,11 +57,13 @@ def orm_worker(
     if (handler is None) == (batch_handler is None):
         raise InvalidConfiguration(f"{of} needs one of handler and batch_handler")
     given, name = (handler, "handler") if batch_handler is None else (batch_handler, "batch_handler")
-    refuse_unfit(given, f"{of}.{name}", "message" if batch_handler is None else "messages", ledger=False)
-    transactions = OrmTransactions(using, given)
+    batches = batch_handler is not None
+    wanted = "value, message" if takes_both(given, after=0, batches=batches) else "messages" if batches else "message"
+    refuse_unfit(given, f"{of}.{name}", wanted, ledger=options.get("ledger") is not None)
+    transactions = OrmTransactions(using)
     if engine is None:  # each thread has one connection, and reports have one
         engine = database_engine(using, pool_size=options.get("threads", 1) + 1)
-    options[name] = transactions.handle
+    options[name] = transactions.wrap(given)
     options["hooks"] = [transactions.committed, *options.get("hooks", ())]
     return worker_class(source, engine=engine, **options)
 
@@ -65,13 +71,26 @@ def orm_worker(
 class OrmTransactions:
     """Runs handlers in a worker's transactions, and what is to follow the commit after it."""
 
-    def __init__(self, using: str, handler: Callable[..., object] | None) -> None:
+    def __init__(self, using: str) -> None:
         self._using = using
-        self._handler: Any = handler
         self._local = threading.local()
 
-    def handle(self, session: Session, given: Message | Sequence[Message]) -> object:
-        """Run the handler in the session's transaction.
+    def wrap(self, handler: Any) -> Callable[..., object]:
+        """Return a handler of a worker's; by its annotations the worker knows what the handler wants to be given."""
+
+        @functools.wraps(handler)
+        def handle(session: Session, *given: Any, **lease: Any) -> object:
+            return self._run(session, lambda: handler(*given, **lease))
+
+        signature = inspect.signature(handler)
+        session = inspect.Parameter("session", inspect.Parameter.POSITIONAL_ONLY)
+        handle.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[session, *signature.parameters.values()]
+        )
+        return handle
+
+    def _run(self, session: Session, work: Callable[[], object]) -> object:
+        """Run a handler in the session's transaction.
 
         Raises:
             TransactionAborted: Django has marked it as one to be rolled back.
@@ -85,7 +104,7 @@ class OrmTransactions:
         close_old_connections()
         with lent(connection.connection.dbapi_connection, self._using) as wrapper:
             with transaction.atomic(self._using, savepoint=False):
-                result = self._handler(given)
+                result = work()
             if wrapper.needs_rollback:
                 raise TransactionAborted
             self._local.callbacks += [function for _, function, _ in wrapper.run_on_commit]

@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from sqlalchemy import Engine
 from support.django_shop import project
 from support.workers.business import Business
 from support.workers.memory_worker import AT_ONCE, at_work, numbered
-from txbox import Inbox, Message, Outbox
+from txbox import Inbox, InvalidConfiguration, Message, Outbox
 from txbox_django import orm_worker
 from txbox_django.engine import lent
 from txbox_workers.memory_source import MemorySource
@@ -194,6 +195,35 @@ def test_a_batch_handler_writes_in_bulk_and_publishes(engine: Engine, work_off: 
     assert project.purchases() == [message.id for message in numbered(20)]
     with engine.connect() as other:
         assert other.exec_driver_sql("SELECT count(*) FROM outbox_message").scalar_one() == 20
+
+
+@dataclass(frozen=True)
+class Order:
+    colour: str
+
+
+def test_a_handler_is_given_a_message_type_by_its_annotations(engine: Engine, lendable: Engine) -> None:
+    from support.django_shop.models import Purchase
+
+    def handle(order: Order, message: Message) -> None:
+        Purchase.objects.create(message_id=message.id, details={"colour": order.colour})
+
+    source = MemorySource([Message("good", b'{"colour": "red"}'), Message("bad", b"{}")])
+    inbox = Inbox("billing")
+    worker = orm_worker(Worker, source, handler=handle, inbox=inbox, engine=lendable, backoff=AT_ONCE, max_attempts=2)
+    with at_work(worker):
+        assert source.wait_until_empty(30)
+    assert list(Purchase.objects.values_list("message_id", "details")) == [("good", {"colour": "red"})]
+    assert Business(engine).letters() == {"bad": "malformed"}
+
+
+async def coroutine(message: Message) -> None: ...
+
+
+@pytest.mark.parametrize("handlers", [{}, {"handler": coroutine}, {"handler": lambda: None}])
+def test_what_cannot_be_a_handler_is_refused(lendable: Engine, handlers: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfiguration, match="Worker"):
+        orm_worker(Worker, MemorySource(), inbox=Inbox("billing"), engine=lendable, **handlers)
 
 
 def test_a_coroutine_with_the_orm_s_async_methods_is_in_the_transaction(work_off: WorkOff) -> None:
