@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from celery import chain, chord
-from sqlalchemy import Engine
+from sqlalchemy import Engine, make_url
 
+from support.postgres.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from support.workers.business import Business
 from txbox import Inbox
@@ -85,6 +86,42 @@ def test_one_in_flight_comes_again_and_that_is_no_retry(
     assert sent.get(timeout=60) is None
     applied_once(business, "flight-1")
     assert business.order("body") == ["0"]  # of retries; Celery ends a task after three
+
+
+def test_processes_that_were_forked_do_not_share_a_connection(shop: Any, start: Start, business: Business) -> None:
+    start()
+    sent = [shop.buy.apply_async(["meet"], task_id=f"meets {number}") for number in range(2)]
+    assert [one.get(timeout=60) for one in sent] == [None, None]
+    applied_once(business, "meets 0", "meets 1")
+    assert len(set(business.order("body"))) == 2
+
+
+@pytest.mark.parametrize("lost", ["the connection", "the answer to COMMIT"])
+def test_what_is_lost_on_the_way_to_the_database_is_no_retry(
+    shop: Any,
+    start: Start,
+    business: Business,
+    proxy: TcpProxy,
+    schema_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: str,
+) -> None:
+    through_proxy = make_url(schema_url).set(host="127.0.0.1", port=proxy.port)
+    monkeypatch.setenv("SHOP_DATABASE_URL", through_proxy.render_as_string(hide_password=False))
+    start()
+    before = shop.buy.apply_async([], task_id=f"before {lost}")
+    assert before.get(timeout=60) is None
+    if lost == "the connection":
+        proxy.refuse()
+        proxy.cut()
+    else:
+        proxy.lose_next(reaches_server=True)
+    sent = shop.buy.apply_async([], task_id=lost)
+    wait_until(lambda: sent.state == "RETRY", "it is sent again", timeout=60, every=0.1)
+    proxy.accept()
+    assert sent.get(timeout=60) is None
+    applied_once(business, before.id, sent.id)
+    assert set(business.order("body")) == {"0"}  # of retries
 
 
 def test_what_a_body_must_not_do_fails_and_leaves_nothing(shop: Any, start: Start, business: Business) -> None:

@@ -113,6 +113,20 @@ def test_no_handler_can_end_the_transaction_or_lose_its_effects_in_silence(
     assert Business(engine).letters() == {"m0001": "failed"}
 
 
+def test_a_connection_that_is_lost_in_a_handler_is_no_attempt(engine: Engine, work_off: WorkOff) -> None:
+    attempts: Counter[str] = Counter()
+
+    def handle(message: Message) -> None:
+        purchase(message)
+        attempts[message.id] += 1
+        if attempts[message.id] == 1:
+            connection.cursor().execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    work_off(1, handle, max_attempts=1)
+    assert project.purchases() == ["m0000"]
+    assert (attempts["m0000"], Business(engine).letters()) == (2, {})
+
+
 def test_atomic_in_a_handler_is_a_savepoint(work_off: WorkOff) -> None:
     def handle(message: Message) -> None:
         with suppress(IntegrityError), transaction.atomic():

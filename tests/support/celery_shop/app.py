@@ -10,6 +10,7 @@ from celery import Celery
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session
 
+from support.waiting import wait_until
 from support.workers.business import APPLY
 from txbox import Inbox
 from txbox_celery import inbox_task
@@ -54,6 +55,14 @@ def buy(self: Any, session: Session, how: str = "") -> None:
     if how == "commit":
         session.execute(text("DO $$ BEGIN PERFORM 1; END $$"))
         session.connection().connection.dbapi_connection.cursor().execute("COMMIT")  # type: ignore[union-attr]
+    if how == "meet":
+        session.execute(
+            text("UPDATE effect SET body = pg_backend_pid() WHERE message_id = :id"), {"id": self.request.id}
+        )
+        once(f"here is {self.request.id}")
+        wait_until(
+            lambda: len(list(Path(os.environ["SHOP_NOTES"]).glob("here is *"))) == 2, "both are here", timeout=10
+        )
     if how == "sleep":
         Path(os.environ["SHOP_NOTES"], f"{self.request.id} sleeps").touch()
         time.sleep(30)  # not a wait: work that takes longer than the test
