@@ -88,12 +88,15 @@ def test_one_in_flight_comes_again_and_that_is_no_retry(
     assert business.order("body") == ["0"]  # of retries; Celery ends a task after three
 
 
-def test_processes_that_were_forked_do_not_share_a_connection(shop: Any, start: Start, business: Business) -> None:
+def test_processes_that_were_forked_do_not_share_a_connection(
+    shop: Any, start: Start, business: Business, tmp_path: Path
+) -> None:
     start()
     sent = [shop.buy.apply_async(["meet"], task_id=f"meets {number}") for number in range(2)]
     assert [one.get(timeout=60) for one in sent] == [None, None]
     applied_once(business, "meets 0", "meets 1")
     assert len(set(business.order("body"))) == 2
+    assert "Retry in" not in (tmp_path / "worker.log").read_text()
 
 
 @pytest.mark.parametrize("lost", ["the connection", "the answer to COMMIT"])
