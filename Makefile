@@ -27,12 +27,17 @@ ALEMBIC_OLDEST := 1.17.0
 PSYCOPG_OLDEST := 3.3.0
 SPARK_OLDEST := 4.0.0
 OLDEST_TESTS := tests/integration/txbox_spark tests/migrations \
-  tests/integration/txbox/inbox tests/integration/txbox/outbox/test_outbox.py tests/integration/txbox/dead_letters \
+  tests/integration/txbox/inbox tests/integration/txbox/styles tests/integration/txbox_workers/coroutines tests/integration/txbox/outbox/test_outbox.py tests/integration/txbox/dead_letters \
   tests/integration/txbox_workers/processing/test_batches.py tests/integration/txbox_workers/processing/test_conflicts.py \
   tests/integration/txbox_workers/test_handlers.py
 # What these ask rests on our tables: of the oldest Spark they need what the others ask of it, with both writers.
 OLDEST_PASSED_OVER := $(addprefix --ignore tests/integration/txbox_spark/,runtime/test_cluster.py \
   merging/test_repeated_chunks.py merging/test_expired_events.py)
+# Of these, what depends most on the interpreter: annotations, coroutines, threads, signals. Another one has its turn each day.
+PYTHONS_TESTS := tests/unit tests/typing tests/integration/txbox/styles tests/integration/txbox/inbox tests/integration/txbox/leases \
+  tests/integration/txbox_workers/coroutines tests/integration/txbox_workers/processing/test_batches.py \
+  tests/integration/txbox_workers/processing/test_typed_messages.py tests/integration/txbox_workers/test_stop.py \
+  tests/integration/txbox_aws/lambda_
 # To collect all tests takes each process longer than to find their files by the mark.
 CHAOS_TESTS = $(shell grep -r --include='test_*.py' -l 'mark\.chaos' tests | LC_ALL=C sort)
 SPARK_TESTS := tests/integration/txbox_spark tests/acceptance/spark
@@ -125,6 +130,10 @@ test-spark: $(VENV)/.dev-ready ## Run the slow campaigns of Spark: kills, outage
 test-oldest: $(OLDEST_READY) ## Run migration and integration tests with the oldest dependencies and Spark that are supported
 	@$(OLDEST)/bin/python -P -m pytest $(SIDE_BY_SIDE) -m 'not containers' $(OLDEST_PASSED_OVER) $(OLDEST_TESTS) $(TESTS)
 
+.PHONY: test-pythons
+test-pythons: $(VENV)/.dev-ready ## Run tests with another Python, from 3.12 to 3.14, and SQLAlchemy 2.0 or 2.1, by turns (PYTHON_TURN=3.13)
+	@tests/pythons/run.sh $(BIN)/python $(VENV)-turn $(SIDE_BY_SIDE) -m 'not slow and not containers and not chaos' $(PYTHONS_TESTS) $(TESTS)
+
 .PHONY: test-containers
 test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)
 	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not chaos' $(CONTAINER_TESTS) $(TESTS)
@@ -159,7 +168,7 @@ types: $(VENV)/.dev-ready ## Check types strictly
 	@$(BIN)/mypy
 
 .PHONY: bench
-bench: $(VENV)/.dev-ready ## Measure consumer, record, relay, ledger, deadlocks, bulk_load, spark_write, audit, retention, dashboard, tracing or memory against limits (BENCH='relay --full')
+bench: $(VENV)/.dev-ready ## Measure consumer, coroutines, record, relay, ledger, deadlocks, bulk_load, spark_write, audit, retention, dashboard, tracing or memory against limits (BENCH='relay --full')
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 .PHONY: bench-retention
@@ -183,7 +192,7 @@ wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, o
 	@tests/wheel/run.sh $(BIN)/python
 
 .PHONY: ci
-ci: lint lint-monitoring types docs test test-browser chaos demo test-pages test-containers test-oldest wheel ## Everything that CI runs
+ci: lint lint-monitoring types docs test test-browser chaos demo test-pages test-containers test-oldest test-pythons wheel ## Everything that CI runs
 
 .PHONY: constraints
 constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt
@@ -191,5 +200,5 @@ constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in co
 
 .PHONY: clean
 clean: ## Remove what the other targets made
-	@rm -rf $(VENV) $(OLDEST) dist site build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/results
+	@rm -rf $(VENV) $(OLDEST) $(VENV)-turn dist site build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/results
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,6 +12,7 @@ from benchmarks.shared.program import Benchmark, Run, run
 SUBJECTS = (
     "consumer",
     "broker",
+    "coroutines",
     "record",
     "relay",
     "ledger",

@@ -95,6 +95,7 @@ class Tables:
     reported_activity: Table
     operator_action: Table
     archive: Table
+    kept_response: Table
     processed_earlier: Table
 
 
@@ -569,6 +570,22 @@ def _archive() -> list[SchemaItem]:
         Column("pending", JSONB, comment="days that are written, and are being put in place"),
         _now("begun_at"),
         _time("archived_at", "when it got on last"),
+    ]
+
+
+@_table
+def _kept_response() -> list[SchemaItem]:
+    """The responses to HTTP requests, for repeats: each in the transaction that has recorded its request."""
+    kept_at = _now("kept_at")
+    kept_at.comment = "its row in the inbox has the same time"
+    return [
+        _id("subscriber_id"),
+        _id("message_id"),
+        kept_at,
+        Column("fingerprint", LargeBinary, nullable=False, comment="SHA-256 of the request"),
+        Column("status", Integer, nullable=False),
+        Column("headers", JSONB, nullable=False, comment="names and values, in order"),
+        Column("body", LargeBinary, nullable=False),
     ]
 
 

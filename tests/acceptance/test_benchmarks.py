@@ -13,6 +13,9 @@ PAGE_WIDTH = 80
 CONSUMER = ("--seconds", "1", "--connections", "4", "--batches", "10", "--only", "pgbench|set|message, 4c$")
 CONSUMER_KEYS = {"pgbench message, 4c", "bare message, 4c", "worker message, 4c", "pgbench set 10, 4c"}
 CONSUMER_KEYS |= {"bare set 10, 4c", "worker set 10, 4c", "worker set 10, 4c x2"}
+COROUTINES = ("--seconds", "1", "--idle-seconds", "2")
+COROUTINES_KEYS = {"what 64 waits of 20 ms allow", "AsyncWorker, they wait", "AsyncWorker, they wait, one a batch"}
+COROUTINES_KEYS |= {"Worker, of the database", "AsyncWorker, of the database", "AsyncWorker, idle"}
 RECORD_KEYS = {"Inbox.record(connection)", "Inbox.record(session)"}
 LEDGER = ("--seconds", "1", "--connections", "1", "--only", "UPDATE|PostgresLedger")
 LEDGER_KEYS = {"conditional UPDATE, 1c", "PostgresLedger, 1c"}
@@ -35,6 +38,7 @@ SIZE_KEYS = {f"copy, {rows} M rows{part}" for rows in ("0.02", "0.04") for part 
     ("subject", "arguments", "keys"),
     [
         pytest.param("consumer", CONSUMER, CONSUMER_KEYS, id="consumer"),
+        pytest.param("coroutines", COROUTINES, COROUTINES_KEYS, id="coroutines"),
         pytest.param("record", ("--only", "record"), RECORD_KEYS, id="record"),
         pytest.param("relay", (*RELAY, *RELAY_ONLY), RELAY_KEYS, id="relay"),
         pytest.param("ledger", LEDGER, LEDGER_KEYS, id="ledger"),

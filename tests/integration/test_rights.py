@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.responses import Response
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from support.documents import blocks
 from support.postgres.roles import restricted
@@ -25,6 +28,7 @@ from txbox.outbox import Outbox
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.watermarks import Advance, Watermarks
+from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
 from txbox_spark.archive.archive_ledger import ArchiveLedger
 from txbox_spark.archive.stretch import BEGINNING, PROCESSED, SENT, Stretch
 from txbox_spark.loading.ledger import LoadLedger
@@ -98,17 +102,34 @@ def test_for_a_maintainer(engine: Engine, roles: Callable[..., list[Engine]]) ->
     ledger = PostgresLedger("mailing", engine=engine)
     ledger.complete(acquired(ledger, "m"), b"done")
     run(engine, "UPDATE message_lease SET completed_at = now() - interval '31 days'")
+    run(
+        engine,
+        "INSERT INTO kept_response VALUES ('billing', 'old', now() - interval '31 days', '', 201, '[]', '')",
+    )
     (limited,) = roles("txbox_maintainer")
     days = timedelta(days=30)
     retention = Retention({"*": days}, leases=days, results=days, letters=days, operations=days, sent=days, loads=days)
     maintainer = Maintainer(limited, retention)
-    assert {one.task for one in maintainer.plan() if one.rows} == {"inbox", "leases", "results"}
+    assert {one.task for one in maintainer.plan() if one.rows} == {"inbox", "leases", "responses", "results"}
     report = maintainer.run_once()
     assert not report.failed
     removed = report.removed
     assert (removed["inbox"], removed["results"] + removed["leases"]) == (1, 2)
+    assert removed["responses"] == 1
     others = {"failures", "letters", "operations", "selections", "loads", "chunks", "relays", "workers", "sent"}
     assert others <= {*removed}
+
+
+def test_for_a_web_service(engine: Engine, roles: Callable[..., list[Engine]]) -> None:
+    (limited,) = roles("txbox_web")
+    once = Idempotency(InTransaction(sessionmaker(limited), Inbox("billing")), caller=everyone)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response("done", 201)(scope, receive, send)
+
+    client = TestClient(IdempotencyMiddleware(answer, once, covers=posts_and_patches))
+    answers = [client.post("/", headers={"idempotency-key": "k1"}) for _ in range(2)]
+    assert [(one.text, "idempotent-replayed" in one.headers) for one in answers] == [("done", False), ("done", True)]
 
 
 def test_for_an_archiver(engine: Engine) -> None:

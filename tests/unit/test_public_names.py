@@ -85,6 +85,9 @@ PUBLIC = {
     "txbox.tracing": "AttributeValue NO_SPAN NO_TRACING Operation Span Traced Tracing error_type",
     "txbox.instrumentation.opentelemetry_tracing": "OpenTelemetryTracing",
     "txbox_dashboard": "Sensitive dashboard",
+    "txbox_http": """
+        Answered Idempotency IdempotencyMiddleware InTransaction UnderLease everyone message_id posts_and_patches
+    """,
     "txbox.operator_actions": "AUDIT OperatorAction note_action read_actions",
     "txbox.status": """
         ActivitySeries ArchiveStatus BlockedLoad EXACT_UP_TO_ROWS GenerationStatus HandlerConflict HorizonStatus

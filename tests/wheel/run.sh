@@ -44,7 +44,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     info = next(name for name in names if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(wheel.read(info).decode())
     executable = wheel.getinfo("txbox_spark/runtime/java_home/bin/java").external_attr >> 16 & 0o111
-packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_celery", "txbox_dashboard", "txbox_django", "txbox_local", "txbox_demo", "txbox_spark", "pyspark_txbox", "txbox_migrations"}
+packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_celery", "txbox_dashboard", "txbox_django", "txbox_http", "txbox_local", "txbox_demo", "txbox_spark", "pyspark_txbox", "txbox_migrations"}
 roots = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
 assert roots == packages, f"packages: {roots}"
 for package in packages:
@@ -69,7 +69,7 @@ unwanted = [name for name in names if "test_" in name or "conftest" in name or n
 assert not unwanted, f"unwanted: {unwanted}"
 assert any(name.endswith("/licenses/LICENSE") for name in names), "no licence"
 extras = set(metadata.get_all("Provides-Extra"))
-known = "all asyncio asyncpg aws celery cli dashboard django embedded otel prometheus spark typed"
+known = "all asyncio asyncpg aws celery cli dashboard django embedded http otel prometheus spark typed"
 assert extras == set(known.split()), f"extras: {extras}"
 PYTHON
 }
@@ -185,6 +185,10 @@ step "[cli] txbox dev names what is missing" remedy "pip install 'txbox\[" "$bin
 step "[dashboard] installs" grown dashboard
 step "[dashboard] import, txbox dashboard --help" dashboard_starts
 step "[dashboard] neither boto3 nor pyspark is there" lacks boto3 pyspark
+
+step "[http] installs" environment http
+step "[http] import" imports txbox_http
+step "[http] neither boto3 nor typer is there" lacks boto3 typer
 
 step "[cli,prometheus] installs" environment cli,prometheus
 step "[cli,prometheus] import" imports "txbox.instrumentation.prometheus, txbox.status.exporter.prometheus"

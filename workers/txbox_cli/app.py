@@ -52,7 +52,7 @@ Environment:
                          TXBOX_KEEP_LEASES, TXBOX_KEEP_RESULTS,
                          TXBOX_KEEP_LETTERS, TXBOX_KEEP_SENT,
                          TXBOX_KEEP_LOADS, TXBOX_KEEP_STAGING,
-                         TXBOX_KEEP_OPERATIONS
+                         TXBOX_KEEP_OPERATIONS, TXBOX_KEEP_RESPONSES
 
 AWS is found as boto3 finds it: by AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, AWS_PROFILE and the like.
 

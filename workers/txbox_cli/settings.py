@@ -19,6 +19,7 @@ class Settings(BaseSettings):
     keep_inbox: str | None = Field(default=None, description="windows of ids by subscriber: billing=30d *=90d")
     keep_leases: str | None = Field(default=None, description="the window of completed leases")
     keep_results: str | None = Field(default=None, description="the window of their results")
+    keep_responses: str | None = Field(default=None, description="the window of responses to HTTP requests")
     keep_letters: str | None = Field(default=None, description="the window of letters that are done")
     keep_operations: str | None = Field(default=None, description="the window of finished redrives and discards")
     keep_sent: str | None = Field(default=None, description="the window of sent messages, for maintain")

@@ -3,7 +3,7 @@
 A round::
 
     take the right to work ─▶ chores ─▶ move the horizons, COMMIT ─▶ wait until every transaction sees them
-       ─▶ results, leases, ids, stretch by stretch; each: renew the right, delete, note, COMMIT, pause
+       ─▶ responses, results, leases, ids, stretch by stretch; each: renew the right, delete, note, COMMIT, pause
 
 The horizons come first. A message of known age that lies behind its subscriber's horizon is not run any more, so its id
 may be forgotten: whatever is recorded sees, in one snapshot, the id or the horizon. A maintainer that is killed between
@@ -234,7 +234,10 @@ class Maintainer(Service):
             inbox = self._horizons.of_inbox(connection)
             leases = self._horizons.of_leases(connection)
             sql = self._sweeper_sql
-            tasks = [*chores(self._retention, sql), *rings(self._retention, sql, {} if partitioned else inbox, leases)]
+            tasks = [
+                *chores(self._retention, sql),
+                *rings(self._retention, sql, {} if partitioned else inbox, leases, responses=inbox),
+            ]
         planned = []
         for task in tasks:
             with short_transaction(self._engine) as connection:
@@ -263,7 +266,13 @@ class Maintainer(Service):
             refuse_other_encodings(connection)
             _refuse_old_servers(connection)
             tables = self._sql.tables
-            for table in (tables.maintenance, tables.inbox_horizon, tables.worker_report, tables.archive):
+            for table in (
+                tables.maintenance,
+                tables.inbox_horizon,
+                tables.worker_report,
+                tables.archive,
+                tables.kept_response,
+            ):
                 check_table(connection, table)
             self._read_partitioned(connection)
             self._horizons.check(connection)
@@ -349,7 +358,8 @@ class Maintainer(Service):
                 yield "sent", self._forget_sent
         inbox, leases = self._transactions.run(self._move_horizons)
         settled = self._horizons.settle(wait_seconds=SETTLE_SECONDS) if inbox or leases else {}
-        for ring in rings(self._retention, self._sweeper_sql, {} if partitioned else inbox, leases, settled):
+        in_place = {} if partitioned else inbox
+        for ring in rings(self._retention, self._sweeper_sql, in_place, leases, settled, responses=inbox):
             yield (
                 ring.task,
                 lambda ring=ring: self._sweeper.sweep_ring(  # type: ignore[misc]

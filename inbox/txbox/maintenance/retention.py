@@ -29,6 +29,8 @@ class Retention:
         leases: how long completed leases are kept, of every subscriber. The horizon moves with this window, too.
         results: how long the results of completed leases are kept. The lease stays: a copy of the message is a
             duplicate, and gets no result.
+        responses: how long responses to HTTP requests are kept, and never longer than the ids of their subscriber. The
+            id stays: a repeat is not run, and gets no response.
         letters: how long dead letters are kept after they were redriven or discarded.
         operations: how long redrives and discards by filter are kept on record after they were finished.
         sent: how long sent messages are kept, where relays keep them.
@@ -44,6 +46,7 @@ class Retention:
     inbox: Mapping[str, timedelta] = field(default_factory=dict)
     leases: timedelta | None = None
     results: timedelta | None = None
+    responses: timedelta | None = None
     letters: timedelta | None = None
     operations: timedelta | None = None
     sent: timedelta | None = None

@@ -157,6 +157,45 @@ WITH seen AS MATERIALIZED (
 -- returns: rows
 SELECT count(*) FROM {{message_lease}} WHERE {{stretch}} AND result IS NOT NULL AND completed_at < {{ago}}
 
+-- fragment: response_is_old
+seen.kept_at < now() - make_interval(secs => least(given.seconds, %(every)s::double precision))
+
+-- name: forget_responses
+-- Delete responses that were kept long enough. No horizon is asked: without its response, a request is still a duplicate.
+-- parameters: first text (a place), beyond text (a place), subscriber_ids text[], windows double precision[] (in seconds),
+--   every double precision (of all subscribers, in seconds; or null), window double precision (the cursor's, in seconds),
+--   rows bigint (at most)
+-- returns: removed, last_block (of those), fresh (responses that are younger than the cursor's window),
+--   first_fresh (the first block of those), removed_behind (removed rows behind the first of those)
+WITH seen AS MATERIALIZED (
+  SELECT ctid AS tid, subscriber_id, kept_at FROM {{kept_response}} WHERE {{stretch}}
+), old AS MATERIALIZED (
+  SELECT seen.tid FROM seen
+  LEFT JOIN unnest(%(subscriber_ids)s::text[], %(windows)s::double precision[]) AS given (subscriber_id, seconds)
+    ON given.subscriber_id = seen.subscriber_id
+  WHERE {{response_is_old}} ORDER BY seen.tid LIMIT %(rows)s
+), locked AS MATERIALIZED (
+  SELECT ctid AS tid FROM {{kept_response}} WHERE ctid = ANY(ARRAY(SELECT tid FROM old)) FOR UPDATE SKIP LOCKED
+), removed AS (
+  DELETE FROM {{kept_response}} WHERE ctid = ANY(ARRAY(SELECT tid FROM locked)) RETURNING 1
+), young AS (
+  SELECT count(*) AS rows, min(tid) AS first FROM seen WHERE kept_at >= {{ago}}
+)
+{{found}}
+
+-- name: count_responses
+-- Count what forget_responses would delete.
+-- parameters: first text (a place), beyond text (a place), subscriber_ids text[], windows double precision[] (in seconds),
+--   every double precision (in seconds, or null)
+-- returns: rows
+WITH seen AS MATERIALIZED (
+  SELECT subscriber_id, kept_at FROM {{kept_response}} WHERE {{stretch}}
+)
+SELECT count(*) FROM seen
+LEFT JOIN unnest(%(subscriber_ids)s::text[], %(windows)s::double precision[]) AS given (subscriber_id, seconds)
+  ON given.subscriber_id = seen.subscriber_id
+WHERE {{response_is_old}}
+
 -- What is found by going through whole tables, which are small: a statement for each table, of which two are made.
 
 -- name: forget

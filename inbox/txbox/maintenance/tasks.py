@@ -35,6 +35,8 @@ class SweeperStatements(SqlFile, file="sweeper.sql"):
     count_leases: str
     forget_results: str
     count_results: str
+    forget_responses: str
+    count_responses: str
     forget: str
     count: str
     old_failures: str
@@ -109,6 +111,8 @@ def rings(
     inbox: Mapping[str, timedelta],
     leases: Mapping[str, timedelta],
     settled: Mapping[str, float] | None = None,
+    *,
+    responses: Mapping[str, timedelta],
 ) -> Iterator[Ring]:
     """Yield what is removed behind cursors.
 
@@ -119,7 +123,16 @@ def rings(
         leases: windows by subscriber.
         settled: horizons that every running transaction can see, by subscriber, in seconds since 1970; nothing is
             removed of subscribers that have none. None: what is removed is only counted.
+        responses: windows of ids by subscriber, beyond which no response is kept: also where the inbox rotates.
     """
+    every = None if kept.responses is None else kept.responses.total_seconds()
+    if every is not None or responses:
+        by_subscriber = {name: responses[name].total_seconds() for name in sorted(responses)}
+        parameters = {"subscriber_ids": [*by_subscriber], "windows": [*by_subscriber.values()], "every": every}
+        bounds = [every] if every is not None else []
+        cursors = _of_cursors([*bounds, *(min([seconds, *bounds]) for seconds in by_subscriber.values())])
+        table = sql.name_of("kept_response")
+        yield Ring("responses", table, sql.forget_responses, sql.count_responses, parameters, cursors)
     if kept.results is not None:
         window = kept.results.total_seconds()
         table = sql.name_of("message_lease")

@@ -19,6 +19,7 @@ from txbox_migrations.steps import (
     step_007_operations,
     step_008_activity,
     step_009_archives,
+    step_010_responses,
 )
 
 __all__ = ["LATEST", "STEPS", "Step"]
@@ -45,6 +46,7 @@ STEPS = (
     Step(step_007_operations.upgrade, step_007_operations.downgrade),
     Step(step_008_activity.upgrade, step_008_activity.downgrade),
     Step(step_009_archives.upgrade, step_009_archives.downgrade),
+    Step(step_010_responses.upgrade, step_010_responses.downgrade),
 )
 """``STEPS[n - 1]`` leads from version n - 1 to version n."""
 

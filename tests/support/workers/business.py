@@ -19,7 +19,7 @@ class Business:
     """The tables ``effect`` and ``account`` in the engine's search path."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         with engine.begin() as connection:
             connection.exec_driver_sql(
                 "CREATE TABLE IF NOT EXISTS effect (position bigserial, message_id text NOT NULL, body text NOT NULL)"
@@ -48,20 +48,20 @@ class Business:
 
     def failing(self) -> dict[str, int]:
         """The attempts of messages that have failed and are not forgotten."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = connection.exec_driver_sql("SELECT message_id, attempts FROM message_failure").fetchall()
         return dict(map(tuple, rows))
 
     def letters(self) -> dict[str, str]:
         """Why each dead letter was parked."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = connection.exec_driver_sql("SELECT message_id, reason FROM dead_letter").fetchall()
         assert len(rows) == len({row[0] for row in rows}), "a message was parked twice"
         return dict(map(tuple, rows))
 
     def rows(self, sql: str) -> list:
         """The first column of a query."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return [row[0] for row in connection.exec_driver_sql(sql)]
 
 

@@ -149,6 +149,31 @@ def test_the_completed_lease_of_a_letter_that_is_open_stays_until_the_letter_is_
     assert make_maintainer(Retention(leases=timedelta(days=40))).run_once().removed["leases"] == 1
 
 
+@pytest.mark.parametrize(
+    ("retention", "left_over"),
+    [
+        (Retention(inbox={"billing": KEPT}), {"billing 2", "mailing 31"}),
+        (Retention(responses=DAY), set()),
+        (Retention(inbox={"*": KEPT}, responses=KEPT * 2), {"billing 2"}),
+    ],
+)
+def test_responses_are_forgotten_by_their_window_and_at_the_latest_with_the_ids(
+    engine: Engine, make_maintainer: StartMaintainer, retention: Retention, left_over: set[str]
+) -> None:
+    for subscriber, days in (("billing", 31), ("billing", 2), ("mailing", 31)):
+        record(engine, subscriber, f"{days}-", 1, days_ago=days)
+    run(
+        engine,
+        "INSERT INTO kept_response SELECT subscriber_id, message_id, processed_at, '', 201, '[]', '' "
+        "FROM processed_message",
+    )
+    maintainer = make_maintainer(retention)
+    assert [task.rows for task in maintainer.plan() if task.task == "responses"] == [3 - len(left_over)]
+    assert maintainer.run_once().removed["responses"] == 3 - len(left_over)
+    rows = "SELECT array_agg(subscriber_id || ' ' || split_part(message_id, '-', 1)) FROM kept_response"
+    assert set(found(engine, rows) or ()) == left_over
+
+
 def test_results_are_forgotten_and_their_leases_stay(engine: Engine, make_maintainer: StartMaintainer) -> None:
     ledger = PostgresLedger("mailing", engine=engine)
     for message_id in ("old", "young"):

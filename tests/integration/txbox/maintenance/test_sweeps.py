@@ -15,7 +15,13 @@ from txbox.maintenance.tasks import SweeperStatements, chores
 
 BILLING = Retention(inbox={"billing": KEPT})
 PLACES = {"first": "(100,0)", "beyond": "(116,0)", "rows": 5_000, "window": 86_400.0}
-BY_SUBSCRIBER = {"subscriber_ids": ["billing"], "windows": [86_400.0], "settled": [2e9], "slack": timedelta(hours=1)}
+BY_SUBSCRIBER = {
+    "subscriber_ids": ["billing"],
+    "windows": [86_400.0],
+    "settled": [2e9],
+    "slack": timedelta(hours=1),
+    "every": None,
+}
 
 
 def cursor(engine: Engine) -> dict[str, int]:
@@ -42,7 +48,9 @@ def stretches(engine: Engine, moment: str = "before_cursor_execute") -> list[tup
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
-@pytest.mark.parametrize("name", ["forget_ids", "count_ids", "forget_leases", "forget_results", "failures"])
+@pytest.mark.parametrize(
+    "name", ["forget_ids", "count_ids", "forget_leases", "forget_results", "forget_responses", "failures"]
+)
 def test_a_statement_looks_at_its_stretch_of_blocks_alone(engine: Engine, name: str, analyzed: bool) -> None:
     record(engine, "billing", "m-", 20_000, days_ago=31)
     run(
@@ -55,8 +63,13 @@ def test_a_statement_looks_at_its_stretch_of_blocks_alone(engine: Engine, name: 
         "INSERT INTO message_failure (subscriber_id, message_id, attempts, error) "
         "SELECT subscriber_id, message_id, 1, 'no' FROM processed_message",
     )
+    run(
+        engine,
+        "INSERT INTO kept_response "
+        "SELECT subscriber_id, message_id, processed_at, '', 201, '[]', '' FROM processed_message",
+    )
     if analyzed:
-        run(engine, "ANALYZE processed_message, message_lease, message_failure")
+        run(engine, "ANALYZE processed_message, message_lease, message_failure, kept_response")
     sql = SweeperStatements.load()
     of_chores = {chore.task: chore.forget for chore in chores(Retention(), sql)}
     statement = of_chores.get(name) or getattr(sql, name)

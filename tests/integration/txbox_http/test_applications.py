@@ -1,0 +1,283 @@
+"""What applications do: streams, background tasks, commits of their own; plain handlers of Starlette."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from support.web.service import engine_for, served
+from support.workers.business import APPLY, Business
+from txbox import Inbox, InvalidConfiguration, StatementLeftOpen, TransactionEnded
+from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
+
+Handler = Callable[[Idempotency, Request], Any]
+Serve = Callable[..., AbstractContextManager[httpx2.Client]]
+POST = {"headers": {"idempotency-key": "k1"}, "content": b"tea"}
+
+
+@pytest.fixture
+def errors() -> list[BaseException]:
+    """What applications have raised, which a server logs."""
+    return []
+
+
+@pytest.fixture
+def serve(schema_url: str, business: Business, errors: list[BaseException]) -> Serve:
+    """Serve one handler of Starlette: serve(handler, covers=..., style="async", **options)."""
+
+    @contextmanager
+    def serve(
+        handler: Handler, *, covers: Any = None, around: Any = None, style: str = "async", **options: Any
+    ) -> Iterator[httpx2.Client]:
+        engine, sync = engine_for(schema_url, style), style == "sync"
+        sessions: Any = (sessionmaker if sync else async_sessionmaker)(engine)
+        inbox = Inbox("billing", wait_seconds=0.2)
+        once = Idempotency(InTransaction(sessions, inbox), caller=everyone, **options)
+
+        if sync:
+
+            def endpoint(request: Request) -> Any:
+                return handler(once, request)
+        else:
+
+            async def endpoint(request: Request) -> Any:
+                return await handler(once, request)
+
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            yield
+            if sync:
+                engine.dispose()
+            else:
+                await engine.dispose()
+
+        app = Starlette(routes=[Route("/", endpoint, methods=["GET", "POST"])], lifespan=lifespan)
+        app.add_exception_handler(IntegrityError, lambda *_: Response(status_code=409))
+        if around is not None:
+            app.add_middleware(BaseHTTPMiddleware, dispatch=around)
+        app.add_middleware(IdempotencyMiddleware, once, covers=covers)
+        if around is not None:
+            app.add_middleware(BaseHTTPMiddleware, dispatch=around)
+
+        async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await app(scope, receive, send)
+            except Exception as error:
+                errors.append(error)
+                raise
+
+        with served(noting) as client:
+            yield client
+
+    return serve
+
+
+async def apply(session: AsyncSession) -> None:
+    await session.execute(APPLY, {"id": "tea", "body": ""})
+
+
+def test_a_handler_of_starlette_begins_by_itself_before_or_after_it_reads_the_body(
+    serve: Serve, business: Business
+) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        if "late" in request.query_params:
+            body = b"".join([part async for part in request.stream()])
+            session = await once.begin(request, "ada")
+        else:
+            session = await once(request)
+            body = b"".join([part async for part in request.stream()])
+        assert session is await once(request)
+        await apply(session)
+        return PlainTextResponse(body, 201)
+
+    with serve(handler) as client:
+        for path, key in (("/", "k1"), ("/?late", "k2")):
+            post = {"headers": {"idempotency-key": key}, "content": b"tea" * 100_000}
+            first, again = (client.post(path, **post) for _ in range(2))
+            assert (first.status_code, first.content, again.content) == (201, post["content"], post["content"])
+            assert again.headers["idempotent-replayed"] == "true"
+    assert business.applied() == {"tea": 2}
+    assert business.recorded() == {"k1", "ada k2"}
+
+
+def test_without_the_middleware_the_application_is_told_what_is_missing() -> None:
+    once = Idempotency(InTransaction(sessionmaker(), Inbox("billing")), caller=everyone)
+    with pytest.raises(InvalidConfiguration, match=r"app.add_middleware\(IdempotencyMiddleware, once\)"):
+        once.current(Request({"type": "http", "headers": []}))
+
+
+def test_middlewares_of_the_application_may_stand_on_either_side(serve: Serve, business: Business) -> None:
+    async def pass_on(request: Request, call_next: Any) -> Response:
+        response: Response = await call_next(request)
+        return response
+
+    async def handler(once: Idempotency, request: Request) -> Response:
+        session = await once(request)
+        await apply(session)
+        return PlainTextResponse(await request.body(), 201)
+
+    with serve(handler, around=pass_on) as client:
+        first, again = (client.post("/", **POST) for _ in range(2))
+        other = client.post("/", **{**POST, "content": b"coffee"})
+    assert (first.status_code, first.content, again.content, other.status_code) == (201, b"tea", b"tea", 422)
+    assert business.applied() == {"tea": 1}
+
+
+def test_a_function_finds_the_session_that_the_middleware_has_begun(serve: Serve, business: Business) -> None:
+    def handler(once: Idempotency, request: Request) -> Response:
+        session: Session = once.current(request)
+        session.execute(APPLY, {"id": "tea", "body": ""})
+        return JSONResponse({}, 201)
+
+    with serve(handler, covers=posts_and_patches, style="sync") as client:
+        assert [client.post("/", **POST).status_code for _ in range(2)] == [201, 201]
+    assert business.applied() == {"tea": 1}
+
+
+def test_a_stream_is_held_until_the_commit_and_kept_whole(serve: Serve, business: Business) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        session = await once(request)
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"a"
+            await apply(session)  # an effect while the response is under way
+            yield b"b"
+
+        return StreamingResponse(parts())
+
+    with serve(handler) as client:
+        first, again = (client.post("/", **POST) for _ in range(2))
+    assert (first.content, again.content) == (b"ab", b"ab")
+    assert business.applied() == {"tea": 1}
+
+
+def test_a_background_task_runs_after_the_commit_and_not_for_a_repeat(serve: Serve, business: Business) -> None:
+    seen: list[Counter[str]] = []
+
+    async def handler(once: Idempotency, request: Request) -> Response:
+        await apply(await once(request))
+        return Response(background=BackgroundTask(lambda: seen.append(business.applied())))
+
+    with serve(handler) as client:
+        for _ in range(2):
+            client.post("/", **POST)
+    assert seen == [{"tea": 1}]
+
+
+@pytest.mark.parametrize("driver", ["async", "asyncpg"])
+@pytest.mark.parametrize("how", ["commit", "rollback", "COMMIT", "COMMIT AND CHAIN", "swallow"])
+def test_a_handler_that_ends_the_transaction_is_told_so_and_nothing_is_said_to_be_done(
+    serve: Serve, business: Business, how: str, driver: str, errors: list[BaseException]
+) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        session = await once(request)
+        await apply(session)
+        match how:
+            case "commit":
+                await session.commit()
+            case "rollback":
+                await session.rollback()
+                await apply(session)  # in another transaction, which has not recorded the request
+            case "COMMIT" | "COMMIT AND CHAIN":
+                await session.execute(text(how))
+            case "swallow":
+                with pytest.raises(Exception, match="division"):
+                    await session.execute(text("SELECT 1/0"))
+        return Response(status_code=201)
+
+    with serve(handler, style=driver) as client:
+        assert client.post("/", **POST).status_code == 500
+    # asyncpg does not tell that a transaction is aborted; there, the server refuses the next statement.
+    expected = DBAPIError if (driver, how) == ("asyncpg", "swallow") else TransactionEnded
+    assert isinstance(errors.pop(), expected)
+    # SQL of the handler's own can commit what it has done; a repeat does not do it again.
+    assert business.applied() == ({"tea": 1} if how.startswith("COMMIT") else {})
+    assert business.recorded() == ({"k1"} if how.startswith("COMMIT") else set())
+
+
+def test_a_stream_of_the_driver_that_a_handler_leaves_open_does_not_hold_the_service_up(
+    serve: Serve, business: Business, errors: list[BaseException]
+) -> None:
+    left_open: list[Any] = []
+
+    def handler(once: Idempotency, request: Request) -> Response:
+        session: Session = once.current(request)
+        left_open.append(session.connection().connection.cursor().stream("SELECT * FROM generate_series(1, 9)"))
+        next(left_open[-1])
+        return Response(status_code=201)
+
+    with serve(handler, covers=posts_and_patches, style="sync") as client:
+        assert client.post("/", **POST).status_code == 500
+    assert isinstance(errors.pop(), StatementLeftOpen)
+    assert business.recorded() == set()
+
+
+def test_a_savepoint_is_the_handlers_own(serve: Serve, business: Business) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        session = await once(request)
+        async with session.begin_nested():
+            await apply(session)
+        return Response(status_code=201)
+
+    with serve(handler) as client:
+        assert client.post("/", **POST).status_code == 201
+    assert business.applied() == {"tea": 1}
+
+
+def test_what_fails_at_the_commit_is_not_said_to_be_done(
+    serve: Serve, business: Business, errors: list[BaseException]
+) -> None:
+    with business.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE deferred (id int, UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)")
+
+    async def handler(once: Idempotency, request: Request) -> Response:
+        session = await once(request)
+        for _ in range(2):
+            await session.execute(text("INSERT INTO deferred VALUES (1)"))
+        return Response(status_code=201)
+
+    with serve(handler) as client:
+        assert client.post("/", **POST).status_code == 500
+    # Starlette would have its handler's answer follow one that has begun, and say so; the reason is what counts.
+    assert isinstance(errors.pop(), IntegrityError)
+    assert business.recorded() == set()
+
+
+def test_requests_that_need_no_key_pass_and_those_without_one_may(serve: Serve, business: Business) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        if request.method == "GET":
+            return FileResponse(__file__)  # not held, so it may be sent as servers like
+        await apply(await once(request))
+        return Response(status_code=int(request.query_params.get("status", 201)))
+
+    with serve(handler, required=False) as client:
+        assert client.get("/", headers={"idempotency-key": "k1"}).status_code == 200
+        assert [client.post("/").status_code for _ in range(2)] == [201, 201]
+        assert client.post("/?status=400").status_code == 400
+    assert business.applied() == {"tea": 2}
+    assert business.recorded() == set()
+
+
+def test_statuses_of_the_services_own_choice_are_kept(serve: Serve, business: Business) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        await apply(await once(request))
+        return PlainTextResponse("the card was declined", 402)
+
+    with serve(handler, keeps=lambda status: status < 500) as client:
+        first, again = (client.post("/", **POST) for _ in range(2))
+    assert (first.status_code, again.status_code, again.text) == (402, 402, "the card was declined")
+    assert business.applied() == {"tea": 1}

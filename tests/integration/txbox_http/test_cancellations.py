@@ -1,0 +1,72 @@
+"""Requests that are cancelled in their handlers, as by a server that shuts down: nothing is left behind."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from support.web.service import engine_for
+from support.workers.business import APPLY, Business
+from txbox import Inbox
+from txbox.leases import LeaseState, PostgresLedger
+from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, UnderLease, everyone
+
+SCOPE = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [(b"idempotency-key", b"k1")]}
+
+
+async def cancelled_in_handler(once: Idempotency, apply: Callable[[Any], Any]) -> None:
+    """Run a request up to its handler, and cancel it there."""
+    entered = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await apply(await once(Request(scope, receive)))
+        entered.set()
+        await asyncio.Event().wait()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_: Any) -> None:
+        raise AssertionError("nothing is to be answered")
+
+    task = asyncio.create_task(IdempotencyMiddleware(app, once)(dict(SCOPE), receive, send))
+    await asyncio.wait_for(entered.wait(), 30)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize("driver", ["async", "asyncpg"])
+def test_its_transaction_is_rolled_back_and_its_connection_given_back(
+    schema_url: str, business: Business, driver: str
+) -> None:
+    async def main() -> None:
+        engine = engine_for(schema_url, driver)
+        once = Idempotency(InTransaction(async_sessionmaker(engine), Inbox("billing")), caller=everyone)
+        await cancelled_in_handler(once, lambda session: session.execute(APPLY, {"id": "tea", "body": ""}))
+        assert engine.pool.checkedout() == 0
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert business.applied() == {}
+    assert business.recorded() == set()
+
+
+def test_its_lease_is_released_and_the_next_attempt_is_told(engine: Engine) -> None:
+    ledger = PostgresLedger("charging", engine=engine)
+
+    async def nothing(_: object) -> None:
+        return
+
+    asyncio.run(cancelled_in_handler(Idempotency(UnderLease(ledger), caller=everyone), nothing))
+    acquisition = ledger.acquire("k1")
+    assert acquisition.state is LeaseState.ACQUIRED
+    assert acquisition.lease is not None
+    assert acquisition.lease.unknown_attempts == 1

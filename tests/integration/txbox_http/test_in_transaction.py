@@ -1,0 +1,115 @@
+"""Requests with a key in the transaction, in all styles, by real connections to a real server."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from sqlalchemy import Engine
+
+from support.postgres.statements import run
+from support.web.service import STYLES, buy, served, service
+from support.workers.business import Business
+from txbox import Inbox
+from txbox.maintenance.rotation import Generations, InboxConversion
+from txbox.schema import tables
+
+
+@pytest.fixture(params=STYLES)
+def shop(schema_url: str, business: Business, request: pytest.FixtureRequest) -> Iterator[httpx2.Client]:
+    with served(service(schema_url, request.param)) as client:
+        yield client
+
+
+def test_a_repeat_gets_status_headers_and_body_of_the_first_answer(shop: httpx2.Client, business: Business) -> None:
+    first = buy(shop, "k1")
+    again = [buy(shop, "k1") for _ in range(3)]
+
+    assert business.applied() == {"tea": 1}
+    assert (first.status_code, first.json(), first.headers["location"]) == (201, {"item": "tea"}, "/purchases/tea")
+    assert "idempotent-replayed" not in first.headers
+    for response in again:
+        assert (response.status_code, response.content) == (201, first.content)
+        assert response.headers["location"] == "/purchases/tea"
+        assert response.headers["content-type"] == "application/json"
+        assert response.headers["idempotent-replayed"] == "true"
+        assert "set-cookie" not in response.headers  # a secret, which lies in no table
+
+
+def test_what_is_answered_to_requests_that_are_not_run(shop: httpx2.Client, business: Business) -> None:
+    buy(shop, "k1")
+    other = buy(shop, "k1", "coffee")
+    other_query = shop.post("/purchases?a=b", json={"item": "tea", "then": ""}, headers={"idempotency-key": "k1"})
+    missing = buy(shop, None)
+    blank = buy(shop, "a b")
+    large = buy(shop, "k2", "x" * 1_100_000)
+
+    answers = {response.status_code: response for response in (missing, large, other)}
+    assert set(answers) == {400, 413, 422}
+    assert (other_query.status_code, blank.status_code) == (422, 400)
+    for status, response in answers.items():
+        assert response.headers["content-type"] == "application/problem+json"
+        assert response.json()["status"] == status
+        assert response.headers["link"].endswith('rel="describedby"; type="text/html"')
+    assert missing.json()["title"] == "Idempotency-Key is missing"
+    assert other.json()["title"] == "Idempotency-Key is already used"
+    assert business.applied() == {"tea": 1}
+
+
+@pytest.mark.parametrize("then", ["raise", "409", "503", "large"])
+def test_what_fails_leaves_nothing_and_its_key_is_free(shop: httpx2.Client, business: Business, then: str) -> None:
+    failed = buy(shop, "k1", then=then)
+    assert failed.status_code == (int(then) if then.isdigit() else 500)
+    assert business.applied() == Counter()
+    assert business.recorded() == set()
+
+    assert buy(shop, "k1", "coffee").status_code == 201
+    assert business.applied() == {"coffee": 1}
+
+
+def test_callers_have_keys_of_their_own(shop: httpx2.Client, business: Business) -> None:
+    ada = buy(shop, "k1", "tea", **{"x-user": "ada"})
+    bob = buy(shop, "k1", "coffee", **{"x-user": "bob"})
+    nameless = buy(shop, "k1", "milk")
+
+    assert [response.json()["item"] for response in (ada, bob, nameless)] == ["tea", "coffee", "milk"]
+    assert business.recorded() == {"ada k1", "bob k1", "k1"}
+    assert buy(shop, "ada%20k1".replace("%20", " ")).status_code == 400  # what would be another caller's id is no key
+
+
+def test_a_response_that_outlives_its_id_is_not_given_for_a_later_one(
+    shop: httpx2.Client, business: Business, engine: Engine
+) -> None:
+    buy(shop, "k1")
+    run(engine, "DELETE FROM processed_message")  # a maintainer has forgotten it, but not yet its response
+    with engine.begin() as connection:
+        Inbox("billing").record(connection, "k1")  # a worker processes a message of this id
+    assert buy(shop, "k1").status_code == 204
+
+    run(engine, "DELETE FROM processed_message")
+    assert buy(shop, "k1", "coffee").status_code == 201
+    assert buy(shop, "k1", "coffee").json() == {"item": "coffee"}
+
+
+def test_a_message_that_waits_as_a_dead_letter_is_not_said_to_be_done(
+    shop: httpx2.Client, business: Business, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            tables().processed_message.insert().values(subscriber_id="billing", message_id="k1", dead_letter_id=1)
+        )
+    parked = buy(shop, "k1")
+    assert (parked.status_code, parked.json()["type"].rpartition("#")[2]) == (409, "parked")
+    assert business.applied() == Counter()
+
+
+def test_an_inbox_that_rotates_keeps_responses_all_the_same(
+    schema_url: str, engine: Engine, business: Business
+) -> None:
+    InboxConversion(engine).forward()
+    with served(service(schema_url)) as client:
+        first = buy(client, "k1")
+        assert Generations(engine).rotate()
+        again = buy(client, "k1")
+    assert (again.content, again.headers["idempotent-replayed"]) == (first.content, "true")
+    assert business.applied() == {"tea": 1}

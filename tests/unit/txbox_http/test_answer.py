@@ -1,0 +1,35 @@
+"""Answers: what is kept of them, and what a repeat gets."""
+
+from txbox_http.answer import Answer, decoded, encoded
+
+SENT = Answer(
+    201,
+    (
+        (b"content-type", b"text/plain"),
+        (b"content-length", b"3"),
+        (b"x-name", b"\xe9"),
+        (b"link", b"<a>"),
+        (b"link", b"<b>"),
+        (b"set-cookie", b"session=secret"),
+        (b"date", b"Mon, 01 Jan 2024 00:00:00 GMT"),
+        (b"transfer-encoding", b"chunked"),
+    ),
+    b"a\0\xff",
+)
+
+
+def test_a_repeat_gets_what_is_of_the_answer_and_not_of_its_connection_or_session() -> None:
+    again = decoded(encoded(SENT)).replayed()
+    assert (again.status, again.body) == (SENT.status, SENT.body)
+    assert again.headers == (
+        (b"content-type", b"text/plain"),
+        (b"x-name", b"\xe9"),
+        (b"link", b"<a>"),
+        (b"link", b"<b>"),
+        (b"content-length", b"3"),
+        (b"idempotent-replayed", b"true"),
+    )
+
+
+def test_an_answer_without_a_body_gets_no_length() -> None:
+    assert Answer(204, (), b"").replayed().headers == ((b"idempotent-replayed", b"true"),)

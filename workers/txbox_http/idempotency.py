@@ -1,0 +1,143 @@
+"""Idempotency: what is required of requests, and how they are done once; as a dependency of FastAPI or by itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+
+from txbox.errors import InvalidConfiguration
+from txbox_http.exchange import Exchange
+from txbox_http.keys import InvalidKey, key_of, message_id, request_fingerprint
+from txbox_http.problems import DOCUMENTATION, problem
+from txbox_http.strength import Answered, KeyedRequest, Strength
+
+MAX_REQUEST_BYTES = 1_048_576
+"""The body of a request with a key."""
+
+EXCHANGES = "txbox_http"
+"""Where a request's scope has the exchanges of its middlewares, by what they were made for."""
+
+Caller = Callable[[Request], str | None]
+"""Names who sends a request, so that callers have keys of their own; None: all have the same."""
+
+
+def everyone(request: Request) -> None:  # noqa: ARG001 - a Caller
+    """Take all callers for one: a key is the message id, and who knows a key can have its response."""
+    return
+
+
+def below_400(status: int) -> bool:
+    """Return whether a status says that something was done."""
+    return status < 400
+
+
+class Idempotency:
+    """Has requests with the header Idempotency-Key done once, as draft-ietf-httpapi-idempotency-key-header says.
+
+    ::
+
+        once = Idempotency(InTransaction(sessions, Inbox("billing")), caller=user_of)
+        app.add_middleware(IdempotencyMiddleware, once)
+
+        @app.post("/purchases")
+        async def purchase(order: Order, session: Annotated[AsyncSession, Depends(once)]) -> Receipt: ...
+
+    The application needs the middleware, which holds the response back until its effect has committed.
+    """
+
+    def __init__(
+        self,
+        strength: Strength,
+        *,
+        caller: Caller,
+        required: bool = True,
+        documentation: str = DOCUMENTATION,
+        fingerprint: Callable[[Any, bytes], bytes] = request_fingerprint,
+        keeps: Callable[[int], bool] = below_400,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
+    ) -> None:
+        """Say how requests are done once.
+
+        Args:
+            strength: ``InTransaction`` or ``UnderLease``.
+            caller: names who sends a request, by something that stays when a token is renewed, such as a user's id;
+                callers do not see each other's responses. ``everyone``: behind a gateway, where there is one caller.
+            required: whether a request without a key is refused; otherwise it is run, and a repeat runs again.
+            documentation: the page of the service that its problems lead to.
+            fingerprint: given the ASGI scope and the body, returns what tells a request from another one with its key.
+            keeps: given a status, whether the effect stays and the answer is kept. Otherwise all is rolled back, the
+                key is free, and a repeat runs again.
+            max_request_bytes: of a request's body; one with more is refused.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        for name, function in (("caller", caller), ("fingerprint", fingerprint), ("keeps", keeps)):
+            if not callable(function):
+                raise InvalidConfiguration(f"Idempotency.{name} must be a function, not {function!r}")
+        self._strength = strength
+        self._caller = caller
+        self._required = required
+        self._fingerprint = fingerprint
+        self.documentation = documentation
+        self.keeps = keeps
+        self.max_request_bytes = max_request_bytes
+
+    async def __call__(self, request: Request) -> Any:
+        """Begin a request; return what its handler works with: for ``Depends``, or called by a handler.
+
+        Returns:
+            The session, or the lease; of a request that was begun before, the same.
+
+        Raises:
+            Answered: it was done before, or is not to be done. Let it out: the middleware sends its answer.
+            InvalidConfiguration: the application lacks the middleware.
+        """
+        exchange = self._exchange(request)
+        return self.current(request) if exchange.is_begun else await self.begin(request, self._caller(request))
+
+    async def begin(self, request: Request, caller: str | None) -> Any:
+        """Begin a request of a caller that the application has found out by itself; raises as a call."""
+        exchange = self._exchange(request)
+        if exchange.is_begun or exchange.is_answered:
+            raise InvalidConfiguration("begin a request once, and before it is answered")
+        try:
+            key = key_of(request.scope["headers"])
+        except InvalidKey as error:
+            raise self._problem("key-invalid", f"{error}.") from error
+        if key is None:
+            if self._required:
+                raise self._problem("key-missing", "This operation needs the header: a new UUID for each request.")
+            exchange.begin(await self._strength.begin_without_key())
+            return self.current(request)
+        body = await exchange.read_body()
+        if body is None:
+            raise self._problem("request-too-large", f"At most {self.max_request_bytes:,} bytes are taken.")
+        exchange.begin(
+            await self._strength.begin(
+                KeyedRequest(
+                    request,
+                    message_id(key, caller),
+                    body,
+                    self._fingerprint(request.scope, body),
+                    self.documentation,
+                )
+            )
+        )
+        return self.current(request)
+
+    def current(self, request: Request) -> Any:
+        """Return the session or the lease of a request that is begun; None if it has none: it came without a key."""
+        work = self._exchange(request).work
+        return None if work is None else work.subject
+
+    def _exchange(self, request: Request) -> Exchange:
+        exchange: Exchange | None = request.scope.get(EXCHANGES, {}).get(self)
+        if exchange is None:
+            raise InvalidConfiguration(
+                "the application needs the middleware: app.add_middleware(IdempotencyMiddleware, once)"
+            )
+        return exchange
+
+    def _problem(self, kind: str, detail: str) -> Answered:
+        return Answered(problem(kind, detail, self.documentation))

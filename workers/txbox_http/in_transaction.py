@@ -1,0 +1,216 @@
+"""In the transaction: the id, the effect and the response commit together, or none of them does.
+
+::
+
+    BEGIN ── record the id ─┬─ first: the handler's statements ── keep the response ── COMMIT ── send it
+                            └─ duplicate: the response that was kept ── ROLLBACK ── send it again
+
+A process that is killed before the commit leaves nothing, and a repeat runs. Killed after it, before the response has
+reached the client: a repeat gets the response that was kept.
+"""
+
+import itertools
+import json
+from typing import Any, cast
+
+import anyio
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.concurrency import run_in_threadpool
+
+from txbox.backoff import Backoff
+from txbox.coroutines import AsyncInbox
+from txbox.errors import InFlight, InvalidConfiguration, TransactionEnded
+from txbox.inbox import Inbox
+from txbox.postgres.driver_cursor import fetch_one
+from txbox.postgres.guards.transaction_guard import left_in_use, refuse_aborted
+from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.sqlstates import is_retryable
+from txbox.postgres.transactions import missing_schema
+from txbox_http.answer import Answer, headers_of, kept_headers
+from txbox_http.problems import conflict, key_reused, parked, problem_of
+from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer
+
+RUNS = 6
+"""How often an id is recorded that meets other transactions, before that counts as an error."""
+
+BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
+"""Between those runs."""
+
+Sessions = async_sessionmaker[Any] | sessionmaker[Any]
+
+
+class ResponseStatements(SqlFile, file="responses.sql"):
+    """The statements of ``responses.sql``."""
+
+    keep: str
+    find: str
+
+
+class InTransaction:
+    """A request is done once, together with its response, in one transaction of Postgres. Implements ``Strength``.
+
+    Its handler is given a new session, in whose transaction the request is recorded. It must not end that transaction.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        inbox: Inbox | AsyncInbox,
+        *,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        processed: Processed | None = None,
+    ) -> None:
+        """Name where the transactions are; nothing is connected.
+
+        Args:
+            sessions: an ``async_sessionmaker``, for coroutine handlers, or a ``sessionmaker``, for functions.
+            inbox: of the subscriber; a worker with the same one takes a message of the same id for the same.
+            max_response_bytes: of a response's body. A larger one fails, and nothing is committed.
+            processed: given the request and the session, makes the response where the effect is there, and no response
+                is kept. None: status 204.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        if not isinstance(sessions, async_sessionmaker | sessionmaker):
+            raise InvalidConfiguration(
+                f"InTransaction.sessions must be an async_sessionmaker or a sessionmaker, not {sessions!r}"
+            )
+        self._sessions = sessions
+        self._inbox = inbox.sync_inbox if isinstance(inbox, AsyncInbox) else inbox
+        self._max_response_bytes = max_response_bytes
+        self._processed = processed
+        self._statements = ResponseStatements.load(self._inbox.schema, self._inbox.prefix)
+
+    async def begin(self, keyed: KeyedRequest) -> "SessionWork":
+        """Record a request; raises as ``Strength.begin``."""
+        for run in itertools.count(1):
+            work = SessionWork(self._sessions(), self._max_response_bytes)
+            try:
+                found = await work.call(self._record, keyed)
+                if found is None:
+                    work.keep_with(self, keyed)
+                    return work
+                raise Answered(await self._repeat(keyed, work, *found))
+            except Exception as error:
+                await work.close()
+                if (answer := problem_of(error, keyed.documentation)) is not None:
+                    raise Answered(answer) from error
+                if not is_retryable(error):
+                    raise
+                if run == RUNS:
+                    raise Answered(conflict(keyed.documentation)) from error
+            except BaseException:
+                await work.close()
+                raise
+            await anyio.sleep(BACKOFF.seconds(run))
+        raise AssertionError("unreachable")
+
+    async def begin_without_key(self) -> "SessionWork":
+        """Begin a transaction in which nothing is recorded."""
+        return SessionWork(self._sessions(), self._max_response_bytes)
+
+    def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
+        """Record a request; return what is known of it if it is a duplicate."""
+        for _ in range(RUNS):
+            if self._inbox.record(session, keyed.message_id, keyed.body):
+                return None
+            if (row := self._fetch(session, self._statements.find, keyed)) is not None:
+                return tuple(row)
+            # A redrive or a maintainer has deleted the row since: it can be recorded now.
+        raise InFlight(self._inbox.subscriber_id, (keyed.message_id,))
+
+    async def _repeat(
+        self, keyed: KeyedRequest, work: "SessionWork", is_parked: bool, fingerprint: Any, *response: Any
+    ) -> Answer:
+        """Return the answer to a duplicate."""
+        if is_parked:
+            return parked(keyed.documentation)
+        if fingerprint is None:
+            return await processed_answer(self._processed, keyed.request, work.subject)
+        if bytes(fingerprint) != keyed.fingerprint:
+            return key_reused(keyed.documentation)
+        status, headers, body = response
+        return Answer(status, headers_of(json.loads(headers)), bytes(body)).replayed()
+
+    def keep(self, session: Session, keyed: KeyedRequest, answer: Answer) -> None:
+        """Keep the response to a request, in the transaction that has recorded it; raises ``TransactionEnded``."""
+        kept = {"status": answer.status, "headers": json.dumps(kept_headers(answer.headers)), "body": answer.body}
+        if self._fetch(session, self._statements.keep, keyed, fingerprint=keyed.fingerprint, **kept) is None:
+            raise TransactionEnded
+
+    def _fetch(self, session: Session, statement: str, keyed: KeyedRequest, **values: Any) -> Any:
+        ids = {"subscriber_id": self._inbox.subscriber_id, "message_id": keyed.message_id}
+        try:
+            return fetch_one(session.connection(), statement, ids | values)
+        except Exception as error:
+            missing = missing_schema(cast(Any, error), self._statements.name_of("kept_response"))
+            if missing is not None:
+                raise missing from error
+            raise
+
+
+class SessionWork:
+    """A session whose transaction is that of one request. Implements ``Work``."""
+
+    may_run_again = True
+
+    def __init__(self, session: AsyncSession | Session, max_response_bytes: int) -> None:
+        self.subject = session
+        self.max_response_bytes: int | None = max_response_bytes
+        self._session: Session = session.sync_session if isinstance(session, AsyncSession) else session
+        self._keep: tuple[InTransaction, KeyedRequest] | None = None
+        self._is_ours = False
+        self._is_closed = False
+        event.listen(self._session, "before_commit", self._refuse_commit)
+
+    async def call(self, function: Any, *arguments: Any) -> Any:
+        """Call a function with the session: in a greenlet, or in a thread."""
+        if isinstance(self.subject, AsyncSession):
+            return await self.subject.run_sync(function, *arguments)
+        return await run_in_threadpool(function, self._session, *arguments)
+
+    def keep_with(self, strength: InTransaction, keyed: KeyedRequest) -> None:
+        """Note that the request is recorded, and its answer is to be kept."""
+        self._keep = (strength, keyed)
+
+    async def finish(self, answer: Answer, *, done: bool) -> None:
+        """Commit, with the answer; or roll back. Raises what the commit raises, such as the loss of its answer."""
+        if done:
+            await self.call(self._commit, answer)
+        await self.close()
+
+    async def abandon(self, error: BaseException) -> None:  # noqa: ARG002 - the port has it
+        """Roll back."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Give the connection back; what was not committed is rolled back. Also when the request is cancelled."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with anyio.CancelScope(shield=True):
+            await self.call(self._close)
+
+    @staticmethod
+    def _close(session: Session) -> None:
+        transaction = session.get_transaction()
+        if transaction is not None and transaction.is_active and left_in_use(session.connection()):
+            session.invalidate()  # a ROLLBACK would wait for the stream that the handler has left open
+        session.close()
+
+    def _commit(self, session: Session, answer: Answer) -> None:
+        if self._keep is not None:
+            refuse_aborted(session.connection())
+            session.flush()
+            strength, keyed = self._keep
+            strength.keep(session, keyed, answer)
+        self._is_ours = True
+        session.commit()
+
+    def _refuse_commit(self, session: Session) -> None:
+        """Stop a handler that commits: its response would not be kept, and a repeat could not have it."""
+        if not self._is_ours and not session.in_nested_transaction():
+            raise TransactionEnded

@@ -1,0 +1,95 @@
+"""The middleware: runs the application for a request, and answers once it is settled what became of it.
+
+::
+
+    the request ─▶ the middleware ─▶ the application: once(request) ─┬─ first: the handler ─▶ its response is held
+                                                                   └─ a repeat, or a problem: ``Answered``
+    the answer ◀── after the commit ◀────────────────────────────────── or after the rollback
+
+A serialization failure or a deadlock has the application run again, with the body that was kept: as a worker does.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import anyio
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from txbox.backoff import Backoff
+from txbox.postgres.sqlstates import is_retryable
+from txbox_http.exchange import Exchange
+from txbox_http.idempotency import EXCHANGES, Idempotency
+from txbox_http.problems import conflict
+from txbox_http.strength import Answered
+
+RUNS = 6
+"""How often a request is run that meets other transactions."""
+
+BACKOFF = Backoff(first_seconds=0.02, longest_seconds=0.5)
+"""Between those runs."""
+
+
+def posts_and_patches(request: Request) -> bool:
+    """Return whether HTTP does not call the request's method idempotent: POST or PATCH."""
+    return request.method in ("POST", "PATCH")
+
+
+class IdempotencyMiddleware:
+    """Makes ``Idempotency`` work for an application of Starlette or FastAPI."""
+
+    def __init__(self, app: ASGIApp, once: Idempotency, *, covers: Callable[[Request], bool] | None = None) -> None:
+        """Wrap an application.
+
+        Args:
+            app: the application.
+            once: what is required of requests.
+            covers: which requests are done once before the application sees them, such as ``posts_and_patches``; it
+                finds the session or the lease by ``once.current(request)``. None: those whose handlers ask for it.
+        """
+        self._app = app
+        self._once = once
+        self._covers = covers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(receive, send, max_request_bytes=self._once.max_request_bytes, keeps=self._once.keeps)
+        scope[EXCHANGES] = {**scope.get(EXCHANGES, {}), self._once: exchange}
+        before = dict(scope)
+        for run in itertools.count(1):
+            error = await self._run(scope, exchange)
+            if error is None:
+                return
+            if isinstance(error, Answered):
+                await exchange.answer(error.answer)
+                return
+            may_run_again = exchange.work is not None and exchange.work.may_run_again and not exchange.is_answered
+            if not (may_run_again and is_retryable(error)):
+                raise error
+            if run == RUNS or not exchange.rewind():
+                await exchange.answer(conflict(self._once.documentation))
+                return
+            await anyio.sleep(BACKOFF.seconds(run))
+            scope.clear()  # what is around this middleware looks into the same scope
+            scope.update(before)
+
+    async def _run(self, scope: Scope, exchange: Exchange) -> BaseException | None:
+        """Run the application once; return its error, when its work is given up."""
+        try:
+            if self._covers is not None:
+                request = Request(scope, exchange.receive)
+                if self._covers(request):
+                    await self._once(request)
+            await self._app(scope, exchange.receive, exchange.send)
+            if exchange.work is None or exchange.is_answered:
+                return None
+            error = exchange.failure or RuntimeError("the application has returned without a whole response")
+        except BaseException as raised:  # noqa: BLE001 - it is raised again, unless it has an answer
+            error = exchange.failure or raised
+        if exchange.work is not None:
+            with anyio.CancelScope(shield=True):
+                await exchange.work.abandon(error)
+        return error

@@ -1,0 +1,91 @@
+"""The port: how strongly a request is done once."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from txbox_http.answer import REPLAYED, Answer
+from txbox_http.problems import PROCESSED
+
+MAX_RESPONSE_BYTES = 1_048_576
+"""The body of a response that is kept."""
+
+Processed = Callable[[Request, Any], Response | Awaitable[Response]]
+"""Makes the response to a request whose effect is there, and of which no response is kept."""
+
+
+class Answered(Exception):
+    """The request is not run: ``answer`` is sent in place of what the application would have answered."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        super().__init__(f"the request is not run; it is answered with {answer.status}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRequest:
+    """A request with a key.
+
+    Attributes:
+        request: the request.
+        message_id: made of its key.
+        body: all of it.
+        fingerprint: the SHA-256 that tells it from others.
+        documentation: where problems lead to.
+    """
+
+    request: Request
+    message_id: str
+    body: bytes
+    fingerprint: bytes
+    documentation: str
+
+
+class Work(Protocol):
+    """A request that is at work.
+
+    Attributes:
+        subject: what its handler is given: a session, or a lease.
+        max_response_bytes: a larger response fails; None: any size.
+        may_run_again: whether Postgres undoes all of it where it meets another transaction.
+    """
+
+    subject: Any
+    max_response_bytes: int | None
+    may_run_again: bool
+
+    async def finish(self, answer: Answer, *, done: bool) -> None:
+        """Settle the request before it is answered; ``done``: its effect is to stay, and its answer is kept."""
+
+    async def abandon(self, error: BaseException) -> None:
+        """Give it up, after an error; a second call, or one after ``finish``, changes nothing."""
+
+
+class Strength(Protocol):
+    """How a request is done once."""
+
+    async def begin(self, keyed: KeyedRequest) -> Work:
+        """Begin the work of a request.
+
+        Raises:
+            Answered: it was done before, or is not to be done.
+        """
+
+    async def begin_without_key(self) -> Work | None:
+        """Begin the work of a request that came without a key, where it may; None if there is nothing to begin."""
+
+
+async def processed_answer(processed: Processed | None, request: Request, subject: Any) -> Answer:
+    """Return the answer where the effect is there, and no response is kept."""
+    if processed is None:
+        return PROCESSED
+    if inspect.iscoroutinefunction(processed):
+        response = await processed(request, subject)
+    else:
+        response = await run_in_threadpool(processed, request, subject)
+    return Answer(response.status_code, (*response.raw_headers, REPLAYED), bytes(response.body))

@@ -1,0 +1,156 @@
+"""Under a lease: for effects that no transaction covers, such as a card that is charged.
+
+::
+
+    acquire the lease ─┬─ acquired: the handler, while the lease is renewed ── complete, with the response ── send it
+                       ├─ completed: the response that was kept
+                       └─ in flight: 409
+
+The runner of leases does all of that; here it is a task, which waits for the response of the handler as its work.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+from txbox.errors import EffectUnknown, ResultNotStored
+from txbox.leases.lease import LEASE_SECONDS, Lease
+from txbox.leases.ledger import Ledger, require_ledger
+from txbox.leases.runner import LeaseRunner, WorkResult, refuse_expired
+from txbox.message import time_of_id
+from txbox.outcome import Outcome
+from txbox_http.answer import Answer, decoded, encoded
+from txbox_http.problems import problem_of
+from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer
+
+
+class UnderLease:
+    """A request is done under a lease, and its response is kept in the ledger. Implements ``Strength``.
+
+    Its handler is given the lease: ``Lease.unknown_attempts`` says whether an earlier attempt may have had its effect.
+    An answer of 4xx says that nothing has happened; an error, or an answer of 5xx, is released as a worker's would be:
+    see ``EffectUnknown``.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        wait_seconds: float = 0.0,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        processed: Processed | None = None,
+    ) -> None:
+        """Name the ledger; nothing is connected.
+
+        Args:
+            ledger: ``PostgresLedger`` or ``DynamoDBLedger``; its calls are made in threads.
+            lease_seconds: how long a request stays with a process that has died.
+            wait_seconds: how long to wait for another request with the key, before 409.
+            max_response_bytes: of a response's body. A larger one is sent, and not kept; so is one that the ledger
+                refuses.
+            processed: given the request and None, makes the response where the effect is there, and no response is
+                kept. None: status 204.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        require_ledger(ledger, "UnderLease.ledger")
+        self._ledger = ledger
+        self._processed = processed
+
+        def encode(answer: Answer) -> bytes:
+            if len(answer.body) > max_response_bytes:
+                raise ValueError(f"the response has {len(answer.body):,} bytes, and {max_response_bytes:,} are kept")
+            return encoded(answer)
+
+        self._runner = LeaseRunner(
+            ledger,
+            lease_seconds=lease_seconds,
+            wait_seconds=wait_seconds,
+            keep_result=True,
+            encode=encode,
+            decode=decoded,
+        )
+
+    async def begin(self, keyed: KeyedRequest) -> "LeaseWork":
+        """Acquire the lease of a request; raises as ``Strength.begin``."""
+        acquired: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        async def work(lease: Lease) -> Answer:
+            await asyncio.to_thread(refuse_expired, self._ledger, lease, time_of_id(keyed.message_id))
+            lease.begin_work()
+            acquired.set_result(lease)
+            return await ended
+
+        task = asyncio.create_task(self._runner.run_async(keyed.message_id, work, fingerprint=keyed.fingerprint))
+        try:
+            waited: list[asyncio.Future[Any]] = [task, acquired]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        if acquired.done():
+            return LeaseWork(acquired.result(), task, ended)
+        try:
+            done = task.result()
+        except Exception as error:
+            if (answer := problem_of(error, keyed.documentation)) is not None:
+                raise Answered(answer) from error
+            raise
+        assert done.outcome is Outcome.DUPLICATE  # noqa: S101 - for the reader: it was not acquired
+        if done.result is None:
+            raise Answered(await processed_answer(self._processed, keyed.request, None))
+        raise Answered(done.result.replayed())
+
+    async def begin_without_key(self) -> None:
+        """There is no lease without a key."""
+        return
+
+
+class LeaseWork:
+    """A request that is done under its lease. Implements ``Work``."""
+
+    max_response_bytes: int | None = None
+    may_run_again = False
+
+    def __init__(self, lease: Lease, task: "asyncio.Task[WorkResult]", ended: "asyncio.Future[Answer]") -> None:
+        self.subject = lease
+        self._task = task
+        self._ended = ended
+
+    async def finish(self, answer: Answer, *, done: bool) -> None:
+        """Complete the message with the answer, or release it.
+
+        Raises:
+            LeaseLost, LedgerError: the effect is there, and the ledger does not know: a repeat may run again.
+        """
+        if not done:
+            await self.abandon(_Unknown(answer) if answer.status >= 500 else _Refused(answer))
+            return
+        self._ended.set_result(answer)
+        try:
+            await asyncio.shield(self._task)
+        except ResultNotStored as error:
+            _log.warning("%s", error)
+
+    async def abandon(self, error: BaseException) -> None:
+        """Release the message, as after an error of a worker's handler."""
+        if not self._ended.done():
+            self._ended.set_exception(error)
+        with suppress(BaseException):
+            await asyncio.shield(self._task)
+
+
+class _Refused(Exception):
+    """The handler has answered that nothing was done."""
+
+
+class _Unknown(EffectUnknown):
+    """The handler has answered that something went wrong."""
+
+
+_log = logging.getLogger("txbox.http")
