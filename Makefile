@@ -34,7 +34,7 @@ OLDEST_TESTS := tests/integration/txbox_spark tests/migrations \
 OLDEST_PASSED_OVER := $(addprefix --ignore tests/integration/txbox_spark/,runtime/test_cluster.py \
   merging/test_repeated_chunks.py merging/test_expired_events.py)
 # Of these, what depends most on the interpreter: annotations, coroutines, threads, signals. Another one has its turn each day.
-PYTHONS_TESTS := tests/unit tests/typing tests/integration/txbox/styles tests/integration/txbox/inbox tests/integration/txbox/leases \
+PYTHONS_TESTS := tests/unit tests/integration/txbox/styles tests/integration/txbox/inbox tests/integration/txbox/leases \
   tests/integration/txbox_workers/coroutines tests/integration/txbox_workers/processing/test_batches.py \
   tests/integration/txbox_workers/processing/test_typed_messages.py tests/integration/txbox_workers/test_stop.py \
   tests/integration/txbox_aws/lambda_

@@ -232,7 +232,7 @@ def test_a_wait_ends_with_the_last_moment_to_begin(clock: Clock, monkeypatch: py
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    monkeypatch.setattr(deadlines.time, "sleep", sleep)
+    monkeypatch.setattr(deadlines, "sleep", sleep)
     deadline = Deadline(1.0)
     deadline.begin(10.0)
     assert not deadline.wait(5.0)
