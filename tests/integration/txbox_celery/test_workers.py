@@ -173,5 +173,5 @@ def _is_empty(shop: Any) -> bool:
 
 def _has_timed_out(shop: Any) -> bool:
     with shop.app.connection_for_read() as connection:
-        ((_, taken_at),) = connection.default_channel.client.zrange("unacked_index", 0, -1, withscores=True)
-    return time.time() > taken_at + shop.VISIBILITY_SECONDS
+        taken = connection.default_channel.client.zrange("unacked_index", 0, -1, withscores=True)
+    return bool(taken) and time.time() > max(at for _, at in taken) + shop.VISIBILITY_SECONDS
