@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.relay.outbox import CLAIM_NEWEST, CLAIM_PLAIN, BenchmarkOutbox, transaction_script
 from benchmarks.relay.producers import feed, produce
-from benchmarks.relay.relays import Relays
+from benchmarks.relay.relays import SLOW_SECONDS, SLOW_SENDERS, Relays
 from benchmarks.shared.measurements import Row, Sample, Table, WrongResult
 from benchmarks.shared.program import Benchmark, Option, Run
 
@@ -31,6 +31,11 @@ SCRIPTS = {
 }
 SILENT, NOTIFYING = "16 producers, not notifying", "16 producers, notifying"
 ALONE, BESIDE = "producers at 1,000/s, alone", "producers at 1,000/s, relay"
+WAITING, AWAITED, THREADS = "what waiting allows", "async publisher", f"{SLOW_SENDERS} threads"
+DESTINATIONS = 300
+"""That are slow."""
+
+IDLE_ASYNC = "idle relay, async publisher, transactions"
 IDLE, HEALTH, SNAPSHOT = "idle relay, transactions", "slowdown", "slowdown, old snapshot"
 
 DESCRIPTION = """\
@@ -43,6 +48,8 @@ Measure the outbox and its relay:
   drain       a backlog through relays that send nowhere, against plain deletes
   latency     from the return of a commit to the arrival at the publisher, at 1,000/s,
               against a loop of plain deletes
+  slow        300 destinations that answer after 200 ms, one message at a time of each,
+              by an async publisher and by threads, against what waiting allows
   idle        transactions of a relay that has nothing to do
   slowdown    of windows of messages published and relayed at once, from first to last,
               with and without an old snapshot that is held
@@ -97,6 +104,20 @@ class Measuring:
         self.outbox.must_hold(0, "drained", plain=claim is not None)
         return Sample(count / seconds, {"cpu_us": cpu_us})
 
+    def slow(self, kind: str, each: int) -> Sample:
+        """Many destinations that take their time, with so many messages for each; without the start, and the end."""
+        count = DESTINATIONS * each
+        self.outbox.fill_destinations(DESTINATIONS, each)
+        with Relays(self.run.url, slow=kind) as running:
+            running.start()
+            began = running.wait_for(count // 10)
+            seconds = running.wait_for(count * 9 // 10) - began
+            running.wait_for(count)
+            cpu_us = running.cpu_seconds() / count * 1e6
+            running.stop()
+        self.outbox.must_hold(0, "slow")
+        return Sample(count * 8 / 10 / seconds, {"cpu_us": cpu_us})
+
     def latency(self, name: str, claim: str | None) -> Mapping[str, Sample]:
         """Producers at a given rate, and a relay that remembers when what arrived."""
         self.outbox.reset()
@@ -123,17 +144,18 @@ class Measuring:
         self.outbox.reset()
         return Sample(produce(self.run.url, self.sizes["seconds"], notify=False, rate=RATE)[0].per_second)
 
-    def idle(self) -> Sample:
+    def idle(self, slow: str | None) -> Sample:
         """A relay with nothing to do."""
         self.outbox.reset()
-        with Relays(self.run.url) as running:
+        with Relays(self.run.url, slow=slow) as running:
             running.start()
             time.sleep(IDLE_AFTER_SECONDS)
-            before, began = self.outbox.transactions(), time.perf_counter()
+            before, began, cpu = self.outbox.transactions(), time.perf_counter(), running.cpu_seconds()
             time.sleep(self.sizes["idle_seconds"])
-            found = (self.outbox.transactions() - before) / (time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            found, cpu = (self.outbox.transactions() - before) / seconds, running.cpu_seconds() - cpu
             running.stop()
-        return Sample(found)
+        return Sample(found, {"cpu_percent": 100 * cpu / seconds})
 
     def health(self, key: str, count: int) -> Sample:
         """Publish and relay at once, window after window: how much slower the last ones are than the first."""
@@ -181,7 +203,12 @@ def tables(run: Run) -> list[Table]:
         Row("relay, p99", partial(this.latency, "relay", None), at_most=10, unit="ms", ours=True),
         Row("relay, median", unit="ms", ours=True),
     ]
-    health = [Row(IDLE, this.idle, at_most=2)]
+    slow = [
+        Row(WAITING, lambda: Sample(DESTINATIONS / SLOW_SECONDS)),
+        Row(AWAITED, partial(this.slow, "async", run.options["slow_messages"]), WAITING, 0.9, ours=True),
+        Row(THREADS, partial(this.slow, "threads", 4)),
+    ]
+    health = [Row(IDLE, partial(this.idle, None), at_most=2), Row(IDLE_ASYNC, partial(this.idle, "async"), at_most=2)]
     for key, size in ((HEALTH, "messages"), (SNAPSHOT, "snapshot_messages")):
         health.append(Row(key, partial(this.health, key, run.options[size]), at_most=1.2, unit="x"))
     capacity = [Row(f"relay x{count}", None, NOTIFYING, 10) for count in (1, 2)]
@@ -196,6 +223,7 @@ def tables(run: Run) -> list[Table]:
             [Row(ALONE, this.fixed_rate_alone), Row(BESIDE, None, ALONE, 0.9)],
             plotted=False,
         ),
+        Table("300 slow destinations", slow, plotted=False),
         Table("a relay's health", health, plotted=False),
     ]
 
@@ -208,6 +236,7 @@ BENCHMARK = Benchmark(
         "rounds": Option("how often each is measured", 1, 1),
         "seconds": Option("of each measurement of producers", 2.0, 5.0),
         "backlog": Option("messages of a backlog that is drained", 200_000, 500_000),
+        "slow_messages": Option("messages for each of 300 slow destinations", 30, 100),
         "idle_seconds": Option("of the look at an idle relay", 10.0, 30.0),
         "messages": Option("messages published and relayed at once", 300_000, 5_000_000),
         "snapshot_messages": Option("the same while an old snapshot is held", 300_000, 2_000_000),

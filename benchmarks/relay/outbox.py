@@ -72,6 +72,17 @@ class BenchmarkOutbox:
             )
         self._database.checkpoint()
 
+    def fill_destinations(self, destinations: int, each: int) -> None:
+        """Start over with some messages for each of many destinations, under one key: they go one after the other."""
+        self.reset()
+        engine, outbox = create_engine(self._database.url), Outbox(schema=SCHEMA, notify=False)
+        with engine.begin() as connection:
+            for _ in range(each):
+                messages = [Outgoing(f"benchmark:{number}", BODY, key="k") for number in range(destinations)]
+                outbox.publish_many(connection, messages)
+        engine.dispose()
+        self._database.checkpoint()
+
     def must_hold(self, count: int, what: str, *, plain: bool = False) -> None:
         """See that so many messages wait.
 

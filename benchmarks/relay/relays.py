@@ -1,8 +1,10 @@
 """Relays in processes of their own, watched from outside: how much they send, what they take of the machine."""
 
+import asyncio
 import multiprocessing
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import psutil
@@ -18,11 +20,19 @@ ENDING_SECONDS = 60.0
 PATIENCE_SECONDS = 600.0
 GLANCE_SECONDS = 0.005
 
+SLOW_SECONDS = 0.2
+"""After which a slow destination answers."""
+
+SLOW_SENDERS = 32
+"""Threads, each with a connection, of the relay that has a thread for each call."""
+
 
 class Relays:
     """Some relay processes, while they run; ``sent`` counts the messages that their publishers have taken."""
 
-    def __init__(self, url: str, processes: int = 1, *, claim: str | None = None, timed: bool = False) -> None:
+    def __init__(
+        self, url: str, processes: int = 1, *, claim: str | None = None, timed: bool = False, slow: str | None = None
+    ) -> None:
         """Prepare processes, to be started within ``with``; what runs at its end is ended.
 
         Args:
@@ -30,12 +40,13 @@ class Relays:
             processes: how many.
             claim: no relay at all but this statement, again and again: the limit.
             timed: remember when what arrived.
+            slow: its destinations answer after ``SLOW_SECONDS``; "async" awaits them, "threads" has a thread for each.
         """
         context = multiprocessing.get_context("spawn")
         self._ready, self._stop = context.Barrier(processes + 1), context.Event()
         self._results, self.sent = context.Queue(), context.Value("q", 0)
         arguments = (url, claim, self._ready, self._stop, self.sent, self._results, timed)
-        work = _run_claims if claim else _run_relay
+        work = _run_claims if claim else partial(_run_relay, slow)
         self._processes = [context.Process(target=work, args=arguments) for _ in range(processes)]
 
     def __enter__(self) -> "Relays":
@@ -102,6 +113,25 @@ class _Taking:
         return ()
 
 
+class _Slow(_Taking):
+    """The same, where each destination answers after a while."""
+
+    def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        time.sleep(SLOW_SECONDS)
+        return super().send(messages)
+
+
+class _AsyncSlow(_Taking):
+    """The same, and the answer is awaited."""
+
+    async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:  # type: ignore[override]
+        await asyncio.sleep(SLOW_SECONDS)
+        return super().send(messages)
+
+
+PUBLISHERS = {None: _Taking, "threads": _Slow, "async": _AsyncSlow}
+
+
 def _run_claims(url: str, claim: str, ready: Any, stop: Any, sent: Any, results: Any, timed: bool) -> None:
     """Take what is there by one statement, and look again after some milliseconds when there was nothing."""
     publisher = _Taking(sent, timed)
@@ -119,11 +149,14 @@ def _run_claims(url: str, claim: str, ready: Any, stop: Any, sent: Any, results:
     results.put(publisher.arrivals)
 
 
-def _run_relay(url: str, _claim: None, ready: Any, stop: Any, sent: Any, results: Any, timed: bool) -> None:
-    publisher = _Taking(sent, timed)
-    engine = create_engine(url, pool_size=12)
+def _run_relay(
+    slow: str | None, url: str, _claim: None, ready: Any, stop: Any, sent: Any, results: Any, timed: bool
+) -> None:
+    publisher = PUBLISHERS[slow](sent, timed)
+    senders = SLOW_SENDERS if slow == "threads" else 4
+    engine = create_engine(url, pool_size=senders + 8)
     with engine.connect():
-        relay = Relay(engine, {"benchmark": publisher}, schema=SCHEMA)
+        relay = Relay(engine, {"benchmark": publisher}, schema=SCHEMA, senders=senders)
     ready.wait(ENDING_SECONDS)
     relay.start()
     while not stop.wait(1.0) and _parent_lives():

@@ -116,8 +116,12 @@ def test_what_is_posted_twice_is_added_once_and_without_a_key_refused(
     for key, account_id, cents in POSTED:
         service.post(key, account_id, cents)
     without_a_key = service.client.post("/purchases", json={"account_id": "ann", "cents": 1})
-    assert without_a_key.status_code == 422
-    wait_until(lambda: is_empty(sqs, queue), "every delivery is acked")
+    assert without_a_key.status_code == 400
+    again = service.client.post(
+        "/purchases", json={"account_id": "ann", "cents": 2500}, headers={"Idempotency-Key": "p-1"}
+    )
+    assert again.headers["idempotent-replayed"] == "true"
+    wait_until(lambda: is_sent(environment) and is_empty(sqs, queue), "every delivery is acked")
     assert service.account("ann") == {"account_id": "ann", "purchases": 2, "cents": 4499}
     assert service.account("bob") == {"account_id": "bob", "purchases": 1, "cents": 100}
     assert service.account("cid") is None
@@ -140,7 +144,7 @@ def test_sigterm_drains_and_the_next_one_finishes(
     service.client.close()
     successor = Service(environment, tmp_path / "successor.log")
     try:
-        wait_until(lambda: is_empty(sqs, queue), "every delivery is acked")
+        wait_until(lambda: is_sent(environment) and is_empty(sqs, queue), "every delivery is acked")
         for account_id, cents in expected.items():
             assert successor.account(account_id) == {"account_id": account_id, "purchases": 20, "cents": cents}
         assert successor.stop() == 0, successor.log.read_text()
@@ -157,6 +161,10 @@ def test_its_migrations_go_up_and_down_and_autogenerate_proposes_nothing(environ
     assert {"account", "processed_message", "dead_letter", "message_failure"} < set(tables(environment))
 
 
+def is_sent(environment: dict[str, str]) -> bool:
+    return query(environment, "SELECT message_id FROM outbox_message") == []
+
+
 def is_empty(sqs: "SQSClient", queue: str) -> bool:
     return set(attributes(sqs, queue).values()) == {"0"}
 
@@ -171,7 +179,7 @@ def attributes(sqs: "SQSClient", queue: str) -> dict[str, str]:
 
 
 def recorded(environment: dict[str, str]) -> list[str]:
-    return query(environment, "SELECT message_id FROM processed_message ORDER BY message_id")
+    return query(environment, "SELECT message_id FROM processed_message WHERE subscriber_id = 'shop' ORDER BY 1")
 
 
 def tables(environment: dict[str, str]) -> list[str]:

@@ -77,12 +77,13 @@ def check(broker: Path, count: int, *, keys: int = 7) -> Counter[str]:
     return Counter(message.id for message in received)
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("moment", relay_process.MOMENTS)
 def test_a_relay_that_is_killed_loses_nothing_and_sends_again_only_what_was_in_its_hands(
-    engine: Engine, broker: Path, start: Start, moment: str
+    engine: Engine, broker: Path, start: Start, moment: str, kind: str
 ) -> None:
     publish(engine, 0, 200)
-    killed = start(kill=moment, kill_in=3, senders=1, batch_size=20)
+    killed = start(kill=moment, kill_in=3, senders=1, batch_size=20, kind=kind, concurrency=1)
     assert killed.wait(60) == KILLED
     waiting, arrived = left(engine), len(relay_process.arrived(broker))
     if moment == "after settle":
@@ -93,7 +94,7 @@ def test_a_relay_that_is_killed_loses_nothing_and_sends_again_only_what_was_in_i
         assert waiting + arrived > 200, "what arrived is not settled yet"
     assert 0 < arrived < 200
     publish(engine, 200, 100)
-    successor = start()
+    successor = start(kind=kind)
     wait_until(lambda: left(engine) == 0, "an empty outbox", timeout=60)
     successor.terminate()
     assert successor.wait(30) == 0
@@ -122,13 +123,13 @@ def test_a_relay_that_is_killed_is_gone_at_once_whenever_it_has_reported(
     assert other.wait(30) == 0
 
 
-@pytest.mark.parametrize("relays", [2, 4])
+@pytest.mark.parametrize(("relays", "kind"), [(2, "sync"), (4, "sync"), (4, "async")])
 def test_relays_are_killed_over_and_over_while_messages_come(
-    engine: Engine, broker: Path, start: Start, relays: int
+    engine: Engine, broker: Path, start: Start, relays: int, kind: str
 ) -> None:
     chance = random.Random(relays)
     count = 750
-    working = [start(pause=0.002, batch_size=20, senders=2) for _ in range(relays)]
+    working = [start(pause=0.002, batch_size=20, senders=2, kind=kind) for _ in range(relays)]
     wait_until(lambda: alive(engine) == relays, "all relays at work", timeout=60)
     kills = 0
     for first in range(0, count, 50):
@@ -138,7 +139,7 @@ def test_relays_are_killed_over_and_over_while_messages_come(
             working[victim].kill()
             assert working[victim].wait(20) == KILLED
             kills += 1
-            working[victim] = start(pause=0.002, batch_size=20, senders=2)
+            working[victim] = start(pause=0.002, batch_size=20, senders=2, kind=kind)
             wait_until(lambda done=first: len(relay_process.arrived(broker)) > done, "some progress", timeout=60)
     assert kills == 3
     wait_until(lambda: left(engine) == 0, "an empty outbox", timeout=60)
@@ -154,12 +155,13 @@ def alive(engine: Engine) -> int:
         return int(connection.exec_driver_sql("SELECT count(*) FROM outbox_relay").scalar_one())
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_relay_that_is_stopped_and_goes_on_hours_later_does_no_harm(
-    engine: Engine, broker: Path, start: Start
+    engine: Engine, broker: Path, start: Start, kind: str
 ) -> None:
     """SIGSTOP stands for a machine that is suspended: the server takes its claim away, another relay sends on."""
     publish(engine, 0, 300)
-    stopped = start(pause=0.3, batch_size=30, senders=1, publish_timeout_seconds=1)
+    stopped = start(pause=0.3, batch_size=30, senders=1, publish_timeout_seconds=1, kind=kind)
     wait_until(lambda: relay_process.arrived(broker), "its first messages", timeout=60)
     stopped.send_signal(signal.SIGSTOP)
     other = start()

@@ -16,6 +16,8 @@ from txbox import DeadLetter, DeadLetters, Inbox, Message, Mismatch, Outbox, Out
 from txbox.leases import idempotent
 from txbox.instrumentation import Event, Settled
 from txbox.leases import Acquisition, Lease, Ledger, PostgresLedger
+from txbox.relay import AsyncFunctionPublisher, AsyncPublisher, FunctionPublisher
+from txbox.relay import OutboxMessage, Publisher, Refused, Relay
 from txbox_aws.lambda_ import sqs_handler
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
@@ -110,6 +112,19 @@ def by_lease(engine: Engine, message: Message) -> None:
         ledger.complete(acquisition.lease, (sent + again).encode())
 
 
+class Hooks:
+    async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        return [Refused(message, "gone", final=True) for message in messages]
+
+
+def by_relay(engine: Engine, queue: Publisher, bus: AsyncPublisher) -> None:
+    async def post(message: OutboxMessage) -> int:
+        return len(message.body)
+
+    Relay(engine, {"hook": Hooks()}, concurrency=300)
+    Relay(engine, {"a": queue, "b": bus, "c": AsyncFunctionPublisher(post, at_once=2), "d": FunctionPublisher(print)})
+
+
 def by_a_person(letters: DeadLetters) -> None:
     def send(letter: DeadLetter) -> None:
         print(letter.body.decode())
@@ -136,6 +151,7 @@ from sqlalchemy.orm import Session
 from txbox import Inbox, Message, Outbox
 from txbox.leases import idempotent
 from txbox.leases import Ledger
+from txbox.relay import AsyncFunctionPublisher, OutboxMessage, Relay
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
@@ -167,6 +183,16 @@ def wrong_leases(engine: Engine, ledger: Ledger, message: Message) -> None:
     idempotent(send, ledger=ledger, lease_seconds="30")  # call-overload
     ledger.acquire(message)  # arg-type
     ledger.complete(ledger.acquire("m-1").lease)  # arg-type
+
+class Numbered:
+    async def send(self, messages: list[int]) -> list[int]:
+        return messages
+
+def wrong_publishers(engine: Engine) -> None:
+    AsyncFunctionPublisher(print)  # arg-type
+    AsyncFunctionPublisher(lambda message: 7)  # arg-type, return-value
+    Relay(engine, {"own": Numbered()})  # dict-item
+    Relay(engine, {"own": print})  # dict-item
 """
 
 

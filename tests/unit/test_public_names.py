@@ -51,7 +51,9 @@ PUBLIC = {
         RunwayRead Settled Stopped emit
     """,
     "txbox.backoff": "Backoff",
-    "txbox.relay": "FunctionPublisher OutboxMessage PartlySent Publisher Refused Relay",
+    "txbox.relay": """
+        AsyncFunctionPublisher AsyncPublisher FunctionPublisher OutboxMessage PartlySent Publisher Refused Relay
+    """,
     "txbox_aws.lambda_": "MARGIN_SECONDS async_sqs_handler sqs_handler",
     "txbox_workers.delivery": "Delivery Settlement Source",
     "txbox_aws.envelopes": "Envelope open_envelope",

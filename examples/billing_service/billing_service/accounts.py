@@ -1,10 +1,9 @@
 """Accounts: the table, the handler that adds purchases to it, and what an account holds."""
 
-from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, Table, Text, select
+from pydantic import BaseModel
+from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text, select
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session
-
-from txbox import Message
+from sqlalchemy.ext.asyncio import AsyncSession
 
 metadata = MetaData()
 account = Table(
@@ -16,11 +15,17 @@ account = Table(
 )
 
 
-def add_purchase(session: Session, message: Message) -> None:
+class Purchase(BaseModel):
+    """A purchase, as it is posted and sent."""
+
+    account_id: str
+    cents: int
+
+
+async def add_purchase(session: AsyncSession, purchase: Purchase) -> None:
     """Add a purchase to its account: the handler. The worker commits."""
-    purchase = message.json()
-    new = insert(account).values(account_id=purchase["account_id"], purchases=1, cents=purchase["cents"])
-    session.execute(
+    new = insert(account).values(account_id=purchase.account_id, purchases=1, cents=purchase.cents)
+    await session.execute(
         new.on_conflict_do_update(
             index_elements=[account.c.account_id],
             set_={"purchases": account.c.purchases + 1, "cents": account.c.cents + new.excluded.cents},
@@ -28,8 +33,8 @@ def add_purchase(session: Session, message: Message) -> None:
     )
 
 
-def find_account(engine: Engine, account_id: str) -> dict[str, object] | None:
+async def find_account(session: AsyncSession, account_id: str) -> dict[str, object] | None:
     """Return an account; None if nothing was ever bought for it."""
-    with engine.connect() as connection:
-        row = connection.execute(select(account).where(account.c.account_id == account_id)).mappings().one_or_none()
+    found = await session.execute(select(account).where(account.c.account_id == account_id))
+    row = found.mappings().one_or_none()
     return None if row is None else dict(row)

@@ -6,7 +6,24 @@
     relay.run()         # until SIGTERM; or start() and stop(), within a service
 """
 
-from txbox.relay.publisher import FunctionPublisher, OutboxMessage, PartlySent, Publisher, Refused
+from txbox.relay.publisher import (
+    AsyncFunctionPublisher,
+    AsyncPublisher,
+    FunctionPublisher,
+    OutboxMessage,
+    PartlySent,
+    Publisher,
+    Refused,
+)
 from txbox.relay.relay import Relay
 
-__all__ = ["FunctionPublisher", "OutboxMessage", "PartlySent", "Publisher", "Refused", "Relay"]
+__all__ = [
+    "AsyncFunctionPublisher",
+    "AsyncPublisher",
+    "FunctionPublisher",
+    "OutboxMessage",
+    "PartlySent",
+    "Publisher",
+    "Refused",
+    "Relay",
+]

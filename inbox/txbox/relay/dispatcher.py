@@ -1,22 +1,28 @@
 """The dispatcher: hands messages to publishers, each key in its order, and checks what they answer.
 
 Publishers may be the host's code, so they may raise anything, return anything, and take any time.
+
+What is called next, and what an answer means, is decided by one generator, which calls nothing. ``dispatch`` makes its
+calls in a sender's thread, ``dispatch_async`` awaits them.
 """
 
+import asyncio
+import inspect
+import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from txbox.bounded_memory import Recent
 from txbox.dead_letters.failures import describe
 from txbox.error_logging import text_of
 from txbox.errors import BrokerError, NotSendable
-from txbox.relay.publisher import OutboxMessage, PartlySent, Publisher, Refused
+from txbox.relay.publisher import AsyncPublisher, OutboxMessage, PartlySent, Publisher, Refused, is_async
 from txbox.relay.settlement import Row
-from txbox.tracing import NO_SPAN, NO_TRACING, Operation, Tracing, error_type
+from txbox.tracing import NO_SPAN, NO_TRACING, Operation, Span, Tracing, error_type
 from txbox.wire.destinations import scheme
 
 CLAIM_CHECKS = 4
@@ -24,6 +30,9 @@ CLAIM_CHECKS = 4
 
 FIRST_CALL_SIZE = 50
 """Messages of a destination's first call."""
+
+CANCEL_SECONDS = 5.0
+"""How long the coroutine of a publisher may take to end after it was cancelled."""
 
 MAX_CALL_SIZE = 100_000
 """More than any batch has."""
@@ -48,14 +57,23 @@ class DispatchResult:
     slowest_seconds: float = 0.0  # how long the slowest call of a publisher took
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PublisherCall:
-    """A call of a publisher that has not returned."""
+    """A call of a publisher: to be made, under way, or with what has come of it."""
 
-    destination: str  # of the first of its messages
-    messages: int  # how many they are
-    began: float  # when, by ``time.monotonic``
+    kind: str
+    rows: Sequence[Row]  # no two of them have one key
+    messages: Sequence[OutboxMessage]  # theirs
+    began: float = 0.0  # when, by ``time.monotonic``
     reported: bool = False  # whether it was found to be overdue before
+    answer: object = None
+    error: BaseException | None = None
+    span: Span = NO_SPAN
+
+    @property
+    def destination(self) -> str:
+        """That of the first of its messages."""
+        return self.messages[0].destination
 
 
 class Dispatcher:
@@ -63,7 +81,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        publishers: Mapping[str, Publisher],
+        publishers: Mapping[str, Publisher | AsyncPublisher],
         publish_timeout_seconds: float,
         *,
         halted: Callable[[str], bool],
@@ -76,9 +94,11 @@ class Dispatcher:
         """
         self._tracing = tracing
         self._publishers = publishers
+        self._async_kinds = {kind for kind, publisher in publishers.items() if is_async(publisher)}
         self._publish_timeout_seconds = publish_timeout_seconds
         self._halted = halted
-        self._calls: dict[int, PublisherCall] = {}
+        # Calls under way: of a thread by its number, of a coroutine by the call itself.
+        self._calls: dict[Hashable, PublisherCall] = {}
         # One for each destination: one that hangs must not make the calls of the others small.
         self._call_sizes: Recent[str, CallSize] = Recent()
 
@@ -92,30 +112,115 @@ class Dispatcher:
         latest = time.monotonic() - self._publish_timeout_seconds
         return [call for call in list(self._calls.values()) if call.began < latest]
 
+    @property
+    def all_async(self) -> bool:
+        """Whether there is no publisher but async ones."""
+        return self._async_kinds == set(self._publishers)
+
+    def is_async(self, rows: Iterable[Row]) -> bool:
+        """Return whether an async sender is to send these messages: some have an async publisher, and none another."""
+        if not self._async_kinds:
+            return False
+        kinds: set[str] = set()
+        for destination in {row.message.destination for row in rows}:
+            with suppress(NotSendable):
+                kinds.add(scheme(destination))
+        kinds &= self._publishers.keys()
+        return bool(kinds) and kinds <= self._async_kinds
+
     def dispatch(self, rows: Sequence[Row], *, check_claim: Callable[[], object]) -> DispatchResult:
         """Send the messages of one destination, until one call cannot reach the broker or it is halted.
 
         ``check_claim`` raises if the claim on them was lost; that passes through.
         """
         result = DispatchResult()
+        checked_at = time.monotonic()
+        for call in self._calls_for(rows, result):
+            # A claim that was lost meanwhile is another relay's: what comes next may be sent already, and more.
+            if time.monotonic() - checked_at > self._publish_timeout_seconds / CLAIM_CHECKS:
+                check_claim()
+                checked_at = time.monotonic()
+            try:
+                with self._made(call, threading.get_ident()):
+                    call.answer = self._publisher_of(call, is_async=False).send(call.messages)
+            except BaseException as error:  # noqa: BLE001 - a publisher may be the host's code, and end its thread with us
+                call.error = error
+        return result
+
+    async def dispatch_async(
+        self,
+        rows: Sequence[Row],
+        result: DispatchResult,
+        *,
+        check_claim: Callable[[], Awaitable[object]],
+        seconds: float,
+        on_stuck: Callable[[], object],
+    ) -> None:
+        """Send as ``dispatch``, by async publishers; what was sent is in ``result`` even if this is cancelled.
+
+        Args:
+            rows: of one destination.
+            result: gets what becomes of them.
+            check_claim: returns once the claim is known to stand, and raises if it was lost.
+            seconds: after so many no further call is made, so that what was sent is settled; the rest is left.
+            on_stuck: is called if a coroutine goes on though it was cancelled; this then waits for its end.
+        """
+        for call in self._calls_for(rows, result, until=time.monotonic() + seconds):
+            await check_claim()
+            with self._made(call, call):
+                await self._await(call, on_stuck)
+
+    async def _await(self, call: PublisherCall, on_stuck: Callable[[], object]) -> None:
+        """Run a publisher's coroutine, in a task of its own, which is cancelled when its time has passed."""
+        sending = asyncio.create_task(self._answer(call))
+        try:
+            if (await asyncio.wait([sending], timeout=self._publish_timeout_seconds))[0]:
+                if sending.cancelled():
+                    call.error = RuntimeError("the publisher has cancelled its own coroutine")
+                else:
+                    call.answer, call.error = sending.result()
+                return
+            call.error = BrokerError(f"its publisher has not returned for {self._publish_timeout_seconds:g} s")
+            sending.cancel()
+            if not (await asyncio.wait([sending], timeout=CANCEL_SECONDS))[0]:
+                on_stuck()
+                await asyncio.wait([sending])
+        except asyncio.CancelledError:
+            sending.cancel()
+            raise
+
+    async def _answer(self, call: PublisherCall) -> tuple[object, BaseException | None]:
+        try:
+            return await self._publisher_of(call, is_async=True).send(call.messages), None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as in ``dispatch``; and SystemExit would end the loop
+            return None, error
+
+    def _calls_for(
+        self, rows: Sequence[Row], result: DispatchResult, *, until: float = math.inf
+    ) -> Iterator[PublisherCall]:
+        """Yield one call after the other. Before the next one, it has to be made, and its answer or its error set."""
         if not rows:
-            return result
+            return
         destination = rows[0].message.destination
         if (size := self._call_sizes.get(destination)) is None:
             size = self._call_sizes[destination] = CallSize(self._publish_timeout_seconds / CLAIM_CHECKS)
         order = KeyOrder((row.ordered, row) for row in rows)
-        checked_at = time.monotonic()
+        first = True
         for left in order:
             while left and result.outage is None and not self._halted(destination):
-                # A claim that was lost meanwhile is another relay's: what comes next may be sent already, and more.
-                if time.monotonic() - checked_at > self._publish_timeout_seconds / CLAIM_CHECKS:
-                    check_claim()
-                    checked_at = time.monotonic()
+                if not first and time.monotonic() > until:
+                    return
+                first = False
                 count = size.value
                 batch, left = left[:count], left[count:]
                 began = time.monotonic()
+                failed: set[int] = set()
                 with size.measured(len(batch)):
-                    failed = self._send(batch, result)
+                    for call in self._divide(batch, result, failed):
+                        yield call
+                        failed |= self._conclude(call, result)
                 result.slowest_seconds = max(result.slowest_seconds, time.monotonic() - began)
                 for row in batch:
                     if row.position not in failed:
@@ -124,11 +229,10 @@ class Dispatcher:
                         order.stop(key)
             if left or result.outage is not None:
                 break
-        return result
 
-    def _send(self, rows: Sequence[Row], result: DispatchResult) -> set[int]:
-        """Send messages of which no two have one key; return the positions of those that were not sent."""
-        failed: set[int] = set()
+    @staticmethod
+    def _divide(rows: Sequence[Row], result: DispatchResult, failed: set[int]) -> list[PublisherCall]:
+        """Return a call for each kind of destination; those that cannot be sent have failed."""
         by_kind: dict[str, list[Row]] = {}
         for row in rows:
             try:
@@ -140,33 +244,45 @@ class Dispatcher:
                 failed.add(row.position)
             else:
                 by_kind.setdefault(kind, []).append(row)
-        for kind, of_kind in by_kind.items():
-            failed |= self._send_kind(kind, of_kind, result)
-        return failed
+        return [PublisherCall(kind, rows, [row.message for row in rows]) for kind, rows in by_kind.items()]
 
-    def _send_kind(self, kind: str, rows: Sequence[Row], result: DispatchResult) -> set[int]:
-        messages = [row.message for row in rows]
+    @contextmanager
+    def _made(self, call: PublisherCall, key: Hashable) -> Iterator[None]:
+        """Around a call: it is known to be under way, and has a span."""
+        tracing, messages = self._tracing, call.messages
+        call.span = tracing.messaging(Operation.SEND, call.destination, messages) if tracing.enabled else NO_SPAN
+        call.began = time.monotonic()
+        self._calls[key] = call
+        try:
+            with call.span.current():
+                yield
+        except asyncio.CancelledError:
+            call.span.end("cancelled")
+            raise
+        finally:
+            del self._calls[key]
+
+    def _conclude(self, call: PublisherCall, result: DispatchResult) -> set[int]:
+        """Read what has come of a call; return the positions of the messages that were not sent."""
         refused: Sequence[Refused] = ()
         unsent: Sequence[OutboxMessage] = ()
-        tracing, failure = self._tracing, None
-        span = tracing.messaging(Operation.SEND, messages[0].destination, messages) if tracing.enabled else NO_SPAN
+        failure: str | None = None
         try:
-            with span.current(), self._tracked(messages):
-                refused = self._publish(kind, messages)
+            refused = _judged(call)
         except PartlySent as error:
             result.outage, refused, unsent, failure = error, error.refused, error.unsent, error_type(error)
         except BrokerError as error:
-            result.outage, unsent, failure = error, messages, error_type(error)
+            result.outage, unsent, failure = error, call.messages, error_type(error)
         if refused:
-            span.end(failure or REFUSED, {"txbox.refused": len(refused)})
+            call.span.end(failure or REFUSED, {"txbox.refused": len(refused)})
         else:
-            span.end(failure)
+            call.span.end(failure)
         if not refused and not unsent:
             return set()
         refusals = {_name(refusal.message): refusal for refusal in refused}
         left = {_name(message) for message in unsent}
         failed: set[int] = set()
-        for row in rows:
+        for row in call.rows:
             name = _name(row.message)
             if name in refusals:
                 result.refused[row.position] = refusals[name]
@@ -175,36 +291,17 @@ class Dispatcher:
             failed.add(row.position)
         return failed
 
-    @contextmanager
-    def _tracked(self, messages: Sequence[OutboxMessage]) -> Iterator[None]:
-        thread = threading.get_ident()
-        self._calls[thread] = PublisherCall(messages[0].destination, len(messages), time.monotonic())
-        try:
-            yield
-        finally:
-            del self._calls[thread]
-
-    def _publish(self, kind: str, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
-        publisher = self._publishers.get(kind)
+    def _publisher_of(self, call: PublisherCall, *, is_async: bool) -> Any:
+        publisher = self._publishers.get(call.kind)
         if publisher is None:
             raise BrokerError(
-                f"the relay has no publisher for {kind!r}, which {messages[0].destination} needs; "
+                f"the relay has no publisher for {call.kind!r}, which {call.destination} needs; "
                 f"it has {', '.join(sorted(self._publishers)) or 'none'}",
                 permanent=True,
             )
-        try:
-            return _checked(publisher.send(messages), messages)
-        except PartlySent as error:
-            try:
-                _checked(error.refused, [*messages, *error.unsent])
-                _checked([Refused(message, "") for message in error.unsent], messages)
-            except TypeError as nonsense:
-                raise BrokerError(f"{text_of(error)}; and {nonsense}") from error
-            raise
-        except BrokerError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a publisher may be the host's code, and end its thread with us
-            return [Refused(message, describe(error)) for message in messages]
+        if (call.kind in self._async_kinds) is not is_async:  # a row that was written by hand
+            raise NotSendable(call.destination, "is not in a lane of its own; publish it by Outbox.publish")
+        return publisher
 
 
 class KeyOrder(Generic[T]):
@@ -265,8 +362,31 @@ class CallSize:
                     self._value = max(1, min(fitting, max(self._value, count * MAX_GROWTH), MAX_CALL_SIZE))
 
 
+def _judged(call: PublisherCall) -> Sequence[Refused]:
+    """Return the refusals of a call that was made; raises ``BrokerError`` if the broker could not be reached."""
+    messages = call.messages
+    try:
+        if call.error is not None:
+            raise call.error
+        return _checked(call.answer, messages)
+    except PartlySent as error:
+        try:
+            _checked(error.refused, [*messages, *error.unsent])
+            _checked([Refused(message, "") for message in error.unsent], messages)
+        except TypeError as nonsense:
+            raise BrokerError(f"{text_of(error)}; and {nonsense}") from error
+        raise
+    except BrokerError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as in ``dispatch``
+        return [Refused(message, describe(error)) for message in messages]
+
+
 def _checked(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
     """Return what a publisher has answered, or raise TypeError: then each of the messages may have arrived, or not."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise TypeError("a publisher returned a coroutine: write its method as async def send")
     refused: list[Refused] = list(answer or ())  # type: ignore[call-overload]
     given = {_name(message) for message in messages} if refused else set()
     for one in refused:

@@ -76,15 +76,18 @@ class FairShare:
         self._claims, self._hanging = Counter(), set()
         self._quick = self._slow = self._unanswered = 0
         for claim in in_progress:
-            self._claims[claim.destination] += 1
-            if claim.hangs:
-                self._hanging.add(claim.destination)
-            if claim.health >= Health.NEW:
-                self._unanswered += 1
-            elif claim.hangs or claim.health is Health.SLOW:
-                self._slow += 1
-            else:
-                self._quick += 1
+            self._add(claim)
+
+    def _add(self, claim: ClaimInProgress) -> None:
+        self._claims[claim.destination] += 1
+        if claim.hangs:
+            self._hanging.add(claim.destination)
+        if claim.health >= Health.NEW:
+            self._unanswered += 1
+        elif claim.hangs or claim.health is Health.SLOW:
+            self._slow += 1
+        else:
+            self._quick += 1
 
     def rank(self, destination: int, *, alone: bool) -> int | None:
         """Return a destination's rank for another sender: the lowest comes first. None: it may not have one.
@@ -111,3 +114,47 @@ class FairShare:
     def wanted_senders(self) -> int:
         """How many senders there should be, for those that answer to have theirs."""
         return min(self.senders + self._slow + self._unanswered, self.most)
+
+
+CLAIMS_EACH = 4
+"""Claims of one destination at once, by an async sender."""
+
+
+class AsyncShare(FairShare):
+    """Divides the calls of an async sender, which cost neither a thread nor a connection. Not thread-safe.
+
+    ===================  ==========================================================================================
+    quick                one claim each; up to ``CLAIMS_EACH`` while half of all are free, and none of them is slow now
+    slow                 the same; they leave a quarter of all to the others
+    new and unreachable  one claim each, and half of all together
+    ===================  ==========================================================================================
+    """
+
+    def __init__(self, most: int) -> None:
+        """Start without any destination: ``most`` calls in all."""
+        super().__init__(most, most)
+
+    @property
+    def free(self) -> int:
+        """How many more claims there may be."""
+        return self.most - self._quick - self._slow - self._unanswered
+
+    def add(self, claim: ClaimInProgress) -> None:
+        """Count one more claim."""
+        self._add(claim)
+
+    def rank(self, destination: int, *, alone: bool = False) -> int | None:
+        """Return a destination's rank for another claim, as ``FairShare``."""
+        del alone
+        health, has = self.health(destination), self._claims[destination]
+        if self.free <= 0:
+            return None
+        if health >= Health.NEW:
+            return health if not has and self._unanswered < max(self.most // 2, 1) else None
+        if health is Health.SLOW and 4 * (self._slow + self._unanswered) >= 3 * self.most:
+            return None
+        if not has:
+            return Health.QUICK  # the first that is found: there may be hundreds
+        if destination in self._hanging and health is Health.QUICK:
+            return None
+        return Health.SLOW if has < CLAIMS_EACH and 2 * self.free > self.most else None

@@ -30,6 +30,7 @@ class Claim:
     due: frozenset[int] = frozenset()  # lanes with a held key whose time has come
     server: str = ""  # which run of which server has answered
     generation: int = 0  # of the scheduler's memory; see ``Scheduler``
+    answered: bool = True  # whether the destination has answered the last time; it may be a new one
 
     @property
     def lanes(self) -> frozenset[int]:
@@ -84,6 +85,7 @@ class PendingLanes:
         *,
         rank: Callable[[int], int | None] = lambda _: 0,
         parts: Callable[[int], int] = lambda _: 1,
+        most_lanes: float = math.inf,
     ) -> Claim | None:
         """Take lanes of one destination, each destination in its turn; None if there are none.
 
@@ -91,6 +93,7 @@ class PendingLanes:
             now: by the clock of ``pause``.
             rank: of a destination; the lowest comes first, and 0 is the lowest. None: not now.
             parts: among how many threads the lanes of a destination are to be divided.
+            most_lanes: of this claim, if that is fewer than of any.
         """
         best: tuple[int, int, list[int]] | None = None
         for destination, waiting in self._waiting.items():
@@ -108,7 +111,7 @@ class PendingLanes:
             return None
         _, destination, lanes = best
         each = max(FEW_LANES, -(-len(lanes) // parts(destination)))
-        return self._claim(destination, lanes[: min(each, self._most_lanes)])
+        return self._claim(destination, lanes[: int(min(each, most_lanes, self._most_lanes))])
 
     @property
     def destinations(self) -> int:

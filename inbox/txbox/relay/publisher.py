@@ -1,14 +1,19 @@
 """A publisher: what the relay needs a broker to be able to do."""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from txbox.dead_letters.failures import describe
 from txbox.error_logging import text_of
-from txbox.errors import BrokerError
+from txbox.errors import BrokerError, InvalidConfiguration
+
+AT_ONCE = 8
+"""Messages of one call that an ``AsyncFunctionPublisher`` has under way together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,32 @@ class Publisher(Protocol):
         """
 
 
+class AsyncPublisher(Protocol):
+    """Sends messages of one kind of destination as ``Publisher``, and is awaited: hundreds of calls may be under way.
+
+    All calls run in the relay's one event loop, which begins with the relay and ends with it. A publisher that is an
+    async context manager is entered in that loop before its first call, and left after its last: there a client opens
+    and closes. A call that blocks the loop delays the calls of every async publisher, and nothing else of the relay.
+    """
+
+    async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        """Send messages, and return when the broker has confirmed them; see ``Publisher.send``.
+
+        After the relay's ``publish_timeout_seconds`` it is cancelled, and when a stop has taken its time: none of its
+        messages counts as sent. They are sent again, later, under the same ids.
+
+        Args:
+            messages: at least one, all for one destination, and no two with the same key.
+
+        Returns:
+            Those that were not sent. All others count as sent, and are forgotten.
+
+        Raises:
+            BrokerError: the broker cannot be reached; as for ``Publisher``, ``PartlySent`` too.
+            Exception: any other error counts as a refusal of every message.
+        """
+
+
 class FunctionPublisher:
     """Calls a function of yours for each message, one after the other."""
 
@@ -98,7 +129,12 @@ class FunctionPublisher:
         """Take a function that sends one message, and returns when it has arrived. Several threads call it at once.
 
         If it raises ``BrokerError``, nothing can be sent for now; any other error refuses the message.
+
+        Raises:
+            InvalidConfiguration: it is a coroutine function, which would never be awaited.
         """
+        if inspect.iscoroutinefunction(function):
+            raise InvalidConfiguration("FunctionPublisher.function is a coroutine function: use AsyncFunctionPublisher")
         self._function = function
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
@@ -112,3 +148,58 @@ class FunctionPublisher:
             except Exception as error:  # noqa: BLE001 - it is the host's code
                 refused.append(Refused(message, describe(error)))
         return refused
+
+
+class AsyncFunctionPublisher:
+    """Calls a coroutine function of yours for each message, several at once."""
+
+    def __init__(self, function: Callable[[OutboxMessage], Awaitable[object]], *, at_once: int = AT_ONCE) -> None:
+        """Take a function that sends one message, and ends when it has arrived.
+
+        If it raises ``BrokerError``, nothing can be sent for now; any other error refuses the message.
+
+        Args:
+            function: is awaited for each message.
+            at_once: how many messages of one call are under way together. No two of them have the same key.
+
+        Raises:
+            InvalidConfiguration: ``at_once`` is below 1.
+        """
+        if at_once < 1:
+            raise InvalidConfiguration(f"AsyncFunctionPublisher.at_once must be at least 1, not {at_once!r}")
+        self._function = function
+        self._at_once = at_once
+
+    async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        """Call the function for each message; see ``AsyncPublisher``."""
+        refused: list[Refused] = []
+        unsent: list[OutboxMessage] = []
+        outages: list[BrokerError] = []
+        left = iter(messages)
+
+        async def send_in_turn() -> None:
+            for message in left:
+                if outages:
+                    unsent.append(message)
+                    continue
+                try:
+                    await self._function(message)
+                except asyncio.CancelledError:
+                    raise
+                except BrokerError as error:
+                    outages.append(error)
+                    unsent.append(message)
+                except BaseException as error:  # noqa: BLE001 - it is the host's code; SystemExit would end the loop
+                    refused.append(Refused(message, describe(error)))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self._at_once, len(messages))):
+                group.create_task(send_in_turn())
+        if outages:
+            raise PartlySent(text_of(outages[0]), unsent=unsent, refused=refused) from outages[0]
+        return refused
+
+
+def is_async(publisher: Publisher | AsyncPublisher) -> TypeGuard[AsyncPublisher]:
+    """Return whether a publisher's calls are awaited: its ``send`` is a coroutine function."""
+    return inspect.iscoroutinefunction(publisher.send)

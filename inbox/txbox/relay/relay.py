@@ -7,7 +7,8 @@ One thread polls, and a few send::
                                           └──────── result ────────────┘
 
 Destinations that hang have senders of their own, more of them as they are needed, up to a limit
-(``txbox.relay.fair_share``).
+(``txbox.relay.fair_share``). Those that have an async publisher share one sender, which waits for none of them
+(``txbox.relay.event_loop``).
 
 Any number of relays may work on one outbox, without any link between them: the database decides which of them has which
 lane, for as long as a transaction. A message is sent at least once, and those of one key in the order in which they
@@ -51,8 +52,10 @@ from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.relay.dispatcher import Dispatcher
+from txbox.relay.event_loop.async_sender import CONCURRENCY, AsyncSender
+from txbox.relay.event_loop.event_loop import EventLoop
 from txbox.relay.poller import PausedDestination, Poller
-from txbox.relay.publisher import Publisher
+from txbox.relay.publisher import AsyncPublisher, Publisher, is_async
 from txbox.relay.reporter import RelayReporter
 from txbox.relay.scheduler import DestinationChange, Scheduler
 from txbox.relay.sender import ClaimResult, RelayStatements, Sender
@@ -72,6 +75,9 @@ BATCH_BYTES = 16 * 1024 * 1024
 LONGEST_KEEP_SENT = timedelta(days=36_500)
 """Longer ones lead to dates that Postgres does not have."""
 
+CANCEL_SECONDS = 2.0
+"""After a stop's time: how long it waits for the calls that it cancels."""
+
 MOST_SENDERS = 8
 """For each of the usual senders, with those that are started for destinations that hang."""
 
@@ -89,12 +95,13 @@ class Relay(Service):
     def __init__(
         self,
         engine: Engine,
-        publishers: Mapping[str, Publisher],
+        publishers: Mapping[str, Publisher | AsyncPublisher],
         *,
         schema: str | None = None,
         prefix: str = "",
         senders: int = 4,
         max_senders: int | None = None,
+        concurrency: int = CONCURRENCY,
         batch_size: int = BATCH_SIZE,
         batch_bytes: int = BATCH_BYTES,
         max_attempts: int | None = MAX_ATTEMPTS,
@@ -109,23 +116,28 @@ class Relay(Service):
 
         Args:
             engine: the database of the outbox. Its pool gives out up to ``senders`` connections, and two more for
-                polling and listening; up to ``max_senders`` and two while there are destinations that hang.
+                polling and listening; up to ``max_senders`` and two while there are destinations that hang. Async
+                publishers need two more, and now and then a third, however many calls are under way.
             publishers: who sends to which kind of destination: ``sqs``, ``sns``, ``eventbridge``, or the scheme of
-                your own. ``txbox_aws.publishers.aws_publishers()`` has the first three.
+                your own. ``txbox_aws.publishers.aws_publishers()`` has the first three. One whose ``send`` is a
+                coroutine function is awaited, in the relay's event loop: see ``AsyncPublisher``.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
             senders: threads that send, each with a transaction of its own.
             max_senders: with those that are started while destinations hang, for the others to have theirs. None: eight
                 times as many as ``senders``, and no more than three quarters of the engine's pool.
+            concurrency: calls of async publishers under way at once, each for one destination; half of them for
+                destinations that are new or cannot be reached.
             batch_size: messages of one transaction. A relay that is killed has up to so many sent again for each
                 sender.
             batch_bytes: bytes of the bodies of one transaction; a single message may have more.
             max_attempts: refusals after which a message is parked as a dead letter; None: never.
             backoff: the delay before a refused message is sent again, by attempt.
             keep_sent: keep what was sent for so long, in the table outbox_sent; None: not at all.
-            publish_timeout_seconds: how long one call of a publisher may take. It is not interrupted after that, but it
-                is reported; and the server ends the transaction of a relay that waits, was stopped or is cut off, so
-                that another relay may send its messages.
+            publish_timeout_seconds: how long one call of a publisher may take. After that, an async one is cancelled,
+                and its messages are sent again. Another one is not interrupted, but it is reported; and the server ends
+                the transaction of a relay that waits, was stopped or is cut off, so that another relay may send its
+                messages.
             listen: let a NOTIFY wake an idle relay. A relay behind a pooler in transaction mode finds out by itself
                 that it cannot.
             hooks: get every event; see ``txbox.instrumentation``.
@@ -134,7 +146,12 @@ class Relay(Service):
         Raises:
             InvalidConfiguration: an argument cannot work.
         """
-        for name, value in (("senders", senders), ("batch_size", batch_size), ("batch_bytes", batch_bytes)):
+        for name, value in (
+            ("senders", senders),
+            ("concurrency", concurrency),
+            ("batch_size", batch_size),
+            ("batch_bytes", batch_bytes),
+        ):
             if value < 1:
                 raise InvalidConfiguration(f"Relay.{name} must be at least 1, not {value!r}")
         if max_senders is not None and max_senders < senders:
@@ -159,7 +176,11 @@ class Relay(Service):
         self._statements = RelayStatements.load(schema, prefix)
         self._outbox = self._statements.name_of("outbox_message")
         self._senders = senders
-        self._max_senders = max_senders or _most_senders(engine, senders)
+        self._async_publishers = [publisher for publisher in publishers.values() if is_async(publisher)]
+        others = _BESIDE_SENDERS + (_FOR_ASYNC if self._async_publishers else 0)
+        self._max_senders = max_senders or _most_senders(engine, senders, others)
+        self._concurrency = concurrency
+        self._async_sender: AsyncSender | None = None
         self._started = 0
         self._keep_sent = keep_sent
         self._purge_sent = None
@@ -185,7 +206,7 @@ class Relay(Service):
             publish_timeout_seconds=publish_timeout_seconds,
         )
         self._hooks += [log_event, *hooks]
-        self._batch_size = batch_size
+        self._batch_size, self._batch_bytes = batch_size, batch_bytes
         self._scheduler = self._new_scheduler()
         self._reporter = RelayReporter(self.relay_id, self._statements, self._purge_sent)
         self._pauses: Mapping[str, PausedDestination] = {}
@@ -221,15 +242,26 @@ class Relay(Service):
             on_pauses=self._heed,
             emit=self._emit,
         )
-        senders = {f"txbox-relay-{number}": self._send for number in range(1, self._senders + 1)}
+        work: dict[str, Callable[[], object]] = {"txbox-relay-poller": poller.run}
+        if self._async_publishers:
+            loop = EventLoop(self._async_publishers)
+            self._async_sender = self._new_async_sender(loop)
+            work |= {"txbox-relay-loop": loop.run, "txbox-relay-async": self._async_sender.run}
         self._started = self._senders
-        return {"txbox-relay-poller": poller.run, **senders}
+        if not self._dispatcher.all_async:
+            work |= {f"txbox-relay-{number}": self._send for number in range(1, self._senders + 1)}
+        return work
 
     def _call_off(self) -> None:
         super()._call_off()
         self._scheduler.close()
 
     def _stopped(self, finished: bool) -> None:
+        if not finished and self._async_sender is not None:
+            self._async_sender.cancel()
+            for thread in self._threads:
+                if thread.name == "txbox-relay-async" and thread is not threading.current_thread():
+                    thread.join(CANCEL_SECONDS)  # what was confirmed is settled, and other relays have the rest
         self._emit(Stopped(RELAY_SUBSCRIBER, self._outbox, finished))
 
     def _check(self, connection: Connection) -> None:
@@ -294,6 +326,24 @@ class Relay(Service):
             senders=self._senders,
             most_senders=self._max_senders,
             call_began=self._dispatcher.call_began,
+            concurrency=self._concurrency,
+            all_async=self._dispatcher.all_async,
+        )
+
+    def _new_async_sender(self, loop: EventLoop) -> AsyncSender:
+        return AsyncSender(
+            self._engine,
+            self._statements,
+            self._sender,
+            self._dispatcher,
+            self._scheduler,
+            loop,
+            batch_size=self._batch_size,
+            batch_bytes=self._batch_bytes,
+            publish_timeout_seconds=self._publish_timeout_seconds,
+            report=self._report,
+            on_failure=lambda error, pause: self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._outbox, error, pause)),
+            wait=self._stopping.wait,
         )
 
     def _on_poll(self) -> None:
@@ -341,7 +391,7 @@ class Relay(Service):
                     PublisherOverdue(
                         RELAY_SUBSCRIBER,
                         call.destination,
-                        messages=call.messages,
+                        messages=len(call.messages),
                         seconds=self._publish_timeout_seconds,
                     )
                 )
@@ -350,12 +400,12 @@ class Relay(Service):
         emit(self._hooks, event)
 
 
-def _most_senders(engine: Engine, senders: int) -> int:
+def _most_senders(engine: Engine, senders: int, others: int) -> int:
     """Return how many senders there may be, so that the engine's pool has connections left for others."""
     most, pool = MOST_SENDERS * senders, engine.pool
     if isinstance(pool, QueuePool) and pool.size() > 0 and pool._max_overflow >= 0:  # noqa: SLF001 - there is no other way
         connections = pool.size() + pool._max_overflow  # noqa: SLF001 - the same
-        most = min(most, connections * 3 // 4 - _BESIDE_SENDERS)
+        most = min(most, connections * 3 // 4 - others)
     return max(most, senders)
 
 
@@ -376,3 +426,6 @@ _ALL_RIGHTS: tuple[str, ...] = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 _BESIDE_SENDERS = 2
 """Connections of the poller and its listener."""
+
+_FOR_ASYNC = 2
+"""Connections of the async sender: one claims, one settles."""

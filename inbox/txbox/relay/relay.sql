@@ -181,11 +181,16 @@ WHERE m.lane = orphans.lane AND m.position = orphans.position
 -- was refused, wait_for_disk comes before the rest. No time-out of the host's may end a transaction that waits for a
 -- broker; ours does, when its relay is suspended or cut off.
 
--- fragment: claimed
+-- fragment: settings
 set_config('synchronous_commit', 'off', true),
   set_config('idle_in_transaction_session_timeout', %(idle_timeout_milliseconds)s, true),
-  {{plan_settings}},
-  {{server}} AS server, current_setting('transaction_read_only') = 'on' AS read_only,
+  {{plan_settings}}
+
+-- fragment: answering
+{{server}} AS server, current_setting('transaction_read_only') = 'on' AS read_only
+
+-- fragment: claimed
+{{settings}}, {{answering}},
   set_config('txbox.lanes', ARRAY(
     SELECT lane FROM unnest(%(lanes)s::bigint[]) AS lane
     WHERE pg_try_advisory_xact_lock({{lock}} # lane)
@@ -204,6 +209,23 @@ SELECT {{claimed}}
 -- parameters: idle_timeout_milliseconds text, lanes bigint[]
 -- returns: as claim
 SELECT set_config('transaction_timeout', '0', true), {{claimed}}
+
+-- name: lock_lanes
+-- Claim those of these lanes that no other relay works on, for the session, so that each can be let go of by itself:
+-- the transaction of an async sender holds the lanes of many destinations, which answer at different times. It stands
+-- in a transaction that ``claim`` has begun, without lanes: behind a pooler, the session is this relay's as long as that.
+-- parameters: lanes bigint[]
+-- returns: which run of which server answers, whether the transaction is read-only, the lanes
+SELECT {{answering}},
+  set_config('txbox.lanes', ARRAY(
+    SELECT lane FROM unnest(%(lanes)s::bigint[]) AS lane WHERE pg_try_advisory_lock({{lock}} # lane)
+  )::text, true)::bigint[] AS lanes
+
+-- name: unlock_lanes
+-- Let go of lanes that lock_lanes has claimed.
+-- parameters: lanes bigint[]
+-- returns: how many of them this session did not have
+SELECT count(*) FROM unnest(%(lanes)s::bigint[]) AS lane WHERE NOT pg_advisory_unlock({{lock}} # lane)
 
 -- name: claim_stands
 -- Fails if the transaction has been ended from outside.

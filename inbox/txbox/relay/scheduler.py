@@ -5,15 +5,25 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from txbox.backoff import Backoff
 from txbox.bounded_memory import Recent
-from txbox.relay.fair_share import SLOW_SECONDS, ClaimInProgress, FairShare, Health
-from txbox.relay.pending import Claim, PendingLanes
+from txbox.relay.fair_share import SLOW_SECONDS, AsyncShare, ClaimInProgress, FairShare, Health
+from txbox.relay.pending import FEW_LANES, Claim, PendingLanes
 from txbox.relay.sender import ClaimResult
 
 OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 """Between tries while a destination or the database cannot be reached."""
+
+
+class InProgress(NamedTuple):
+    """A claim that was given out."""
+
+    destination: int  # its number
+    health: Health  # of the destination then
+    thread: int | None  # of the sender; None: the async sender, which has many
+    began: float  # when, by ``time.monotonic``
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +52,30 @@ class Scheduler:
         senders: int = 4,
         most_senders: int | None = None,
         call_began: Callable[[int], float | None] = lambda _: None,
+        concurrency: int = 1,
+        all_async: bool = False,
     ) -> None:
         """Start empty; ``most_lanes`` is for a claim, ``senders`` and ``most_senders`` for ``FairShare``.
 
-        ``call_began`` is that of ``Dispatcher``.
+        ``call_began`` is that of ``Dispatcher``. ``concurrency`` is for ``AsyncShare``; ``all_async``: all destinations
+        are those of the async sender, which otherwise has those that a sender has found to be.
         """
         self._pending = PendingLanes(most_lanes)
         self._share = FairShare(senders, senders if most_senders is None else most_senders)
+        self._async_share = AsyncShare(concurrency)
+        self._all_async = all_async
+        self._async: Recent[int, bool] = Recent()  # destinations, whether they are the async sender's
         self._call_began = call_began
-        # Destination, its health and the sender's thread, by the first lane of a claim.
-        self._in_progress: dict[int, tuple[int, Health, int]] = {}
+        self._in_progress: dict[int, InProgress] = {}  # by the first lane of a claim
         self._outages: Recent[int, int] = Recent()
         self._waiting_senders = 0
         self._closed = False
         self._generation = 0
         self._needs_everything = False
         self._server = ""
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._async_changed = threading.Condition(lock), threading.Condition(lock)
+        self._woken = False
         self._waiting = threading.Lock()
 
     @property
@@ -93,7 +110,7 @@ class Scheduler:
                 self._generation += not self._needs_everything
                 self._needs_everything, self._server = False, server
             self._pending.add(fresh, due)
-            self._changed.notify()
+            self._notify()
 
     def forget(self) -> None:
         """Forget what was added, and give out no claim before the whole outbox was read."""
@@ -110,9 +127,7 @@ class Scheduler:
                 while not self._closed:
                     now = time.monotonic()
                     if (claim := self._next(now)) is not None:
-                        health = self._share.health(claim.destination)
-                        self._in_progress[min(claim.lanes)] = claim.destination, health, threading.get_ident()
-                        return replace(claim, server=self._server, generation=self._generation)
+                        return self._given(claim, now, self._share.health(claim.destination), threading.get_ident())
                     seconds = self._pending.next_change(after=now) - now
                     if self._pending.destinations and self._in_progress:
                         seconds = min(seconds, SLOW_SECONDS / 2)  # a call may have turned out to hang
@@ -120,6 +135,34 @@ class Scheduler:
                 return None
             finally:
                 self._waiting_senders -= 1
+
+    def take_async(self, most_lanes: int, *, seconds: float) -> list[Claim]:
+        """Wait for claims for the async sender, and take all it may have now.
+
+        Args:
+            most_lanes: of all claims together; 0: only wait.
+            seconds: to wait at most.
+
+        Returns:
+            The claims; none, when it was woken, as by ``close``, or when the time has passed.
+        """
+        deadline = time.monotonic() + seconds
+        with self._async_changed:
+            while True:
+                now, claims = time.monotonic(), []
+                if not self._closed and most_lanes > 0:
+                    claims = self._next_async(now, most_lanes)
+                if claims or self._woken or now >= deadline:
+                    self._woken = False
+                    return claims
+                change = deadline if most_lanes <= 0 else min(self._pending.next_change(after=now), deadline)
+                self._async_changed.wait(None if math.isinf(change) else max(change - now, 0.0))
+
+    def wake(self) -> None:
+        """End the wait of the async sender."""
+        with self._async_changed:
+            self._woken = True
+            self._async_changed.notify()
 
     def wanted_senders(self) -> int:
         """Return how many senders there should be now."""
@@ -134,11 +177,14 @@ class Scheduler:
             self._pending.mark_locked(result.locked, time.monotonic())
             was_away = bool(result.settlement.sent) and self._outages.pop(claim.destination, 0) > 0
             pause = 0.0
+            if result.is_async is not None:
+                self._async[claim.destination] = result.is_async
+            share = self._async_share if self._is_async(claim.destination) else self._share
             if result.outage is not None:
-                self._share.mark_unreachable(claim.destination)
+                share.mark_unreachable(claim.destination)
                 pause = self._pause(claim)
             elif result.destination is not None:
-                self._share.answered(claim.destination, result.slowest_seconds)
+                share.answered(claim.destination, result.slowest_seconds)
             self._release(claim, result.fresh, result.due)
         return DestinationChange(was_away and result.outage is None, pause)
 
@@ -157,35 +203,76 @@ class Scheduler:
         """Give out no claims of these destinations, and of no others, until it is called again; they are paused."""
         with self._changed:
             self._pending.hold_back(destinations)
-            self._changed.notify()
+            self._notify()
 
     def is_in_progress(self, destination: int) -> bool:
         """Return whether a sender has a claim of a destination."""
         with self._changed:
-            return any(destination == number for number, _, _ in self._in_progress.values())
+            return any(destination == claim.destination for claim in self._in_progress.values())
 
     def close(self) -> None:
         """Give out no more claims."""
         with self._changed:
-            self._closed = True
-            self._changed.notify()
+            self._closed = self._woken = True
+            self._notify()
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more claims are given out."""
+        return self._closed
 
     def _next(self, now: float) -> Claim | None:
         self._count(now)
         share, alone = self._share, self._pending.destinations < 2
         return self._pending.take(
             now,
-            rank=lambda destination: share.rank(destination, alone=alone),
+            rank=lambda destination: None if self._is_async(destination) else share.rank(destination, alone=alone),
             parts=lambda destination: min(self._waiting_senders, share.free_senders(destination)),
         )
+
+    def _next_async(self, now: float, most_lanes: int) -> list[Claim]:
+        share, claims = self._async_share, []
+        share.count(
+            ClaimInProgress(claim.destination, claim.health, now - claim.began > SLOW_SECONDS)
+            for claim in self._in_progress.values()
+            if claim.thread is None
+        )
+        while most_lanes > 0 and share.free > 0:
+            claim = self._pending.take(
+                now,
+                rank=lambda destination: share.rank(destination) if self._is_async(destination) else None,
+                # Each destination that waits is to have some.
+                most_lanes=min(max(most_lanes // max(self._pending.destinations, 1), 1), FEW_LANES),
+            )
+            if claim is None:
+                break
+            health = share.health(claim.destination)
+            share.add(ClaimInProgress(claim.destination, health))
+            claims.append(self._given(claim, now, health, None))
+            most_lanes -= len(claim.lanes)
+        return claims
+
+    def _is_async(self, destination: int) -> bool:
+        return self._async.get(destination, self._all_async)
+
+    def _given(self, claim: Claim, now: float, health: Health, thread: int | None) -> Claim:
+        self._in_progress[min(claim.lanes)] = InProgress(claim.destination, health, thread, now)
+        return replace(claim, server=self._server, generation=self._generation, answered=health < Health.NEW)
 
     def _count(self, now: float) -> None:
         self._share.count(
             ClaimInProgress(
-                destination, health, (began := self._call_began(thread)) is not None and now - began > SLOW_SECONDS
+                claim.destination,
+                claim.health,
+                (began := self._call_began(claim.thread)) is not None and now - began > SLOW_SECONDS,
             )
-            for destination, health, thread in self._in_progress.values()
+            for claim in self._in_progress.values()
+            if claim.thread is not None
         )
+
+    def _notify(self) -> None:
+        self._changed.notify()
+        self._async_changed.notify()
 
     def _pause(self, claim: Claim) -> float:
         failures = self._outages[claim.destination] = self._outages.get(claim.destination, 0) + 1
@@ -203,4 +290,4 @@ class Scheduler:
         self._pending.release(claim)
         if claim.generation == self._generation:
             self._pending.add(fresh, due)
-        self._changed.notify()
+        self._notify()

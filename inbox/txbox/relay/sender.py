@@ -36,7 +36,7 @@ from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
 from txbox.postgres.sql import moment
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import driver_cursor, short_transaction
-from txbox.relay.dispatcher import Dispatcher
+from txbox.relay.dispatcher import Dispatcher, DispatchResult
 from txbox.relay.pending import Claim
 from txbox.relay.publisher import OutboxMessage, Refused
 from txbox.relay.settlement import BatchSettlement, HeldKey, Row, settle
@@ -60,6 +60,8 @@ class RelayStatements(SqlFile, file="relay.sql"):
     repair_held_keys: str
     claim: str
     claim_timed: str
+    lock_lanes: str
+    unlock_lanes: str
     claim_stands: str
     drop_snapshot: str
     read_fresh: str
@@ -89,6 +91,7 @@ class ClaimResult:
     outage: BrokerError | None = None  # why the broker cannot be reached; None if it can
     destination: str | None = None  # where the messages went; None if there were none
     slowest_seconds: float = 0.0  # how long the slowest call of a publisher took
+    is_async: bool | None = None  # whether it is for an async sender, if that was found; then nothing was tried
 
 
 class Sender:
@@ -125,44 +128,74 @@ class Sender:
 
         Raises any error of the driver: the database cannot be worked with; everything is as it was.
         """
-        sql, result = self._statements, ClaimResult()
+        result = ClaimResult()
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
-            claimed, answer = self._claim(connection, claim)
-            result.locked = claim.lanes - claimed
-            result.fresh = {lane: position for lane, position in claim.fresh.items() if lane in result.locked}
-            result.due = set(claim.due & result.locked)
-            if not claimed:
-                return result
-            due, held = self._read_due(cursor, claim.due & claimed, result)
-            wanted = {lane: position for lane, position in claim.fresh.items() if lane in claimed}
-            each = self._batch_size // max(len(claim.fresh), 1)
-            if claim.due:
-                each = (self._batch_size - len(due)) // max(len(wanted), 1)
-                steps = self._read_steps(wanted, each)
-                answer = run_steps(connection, steps)[0] if steps else None
-            fresh, any_held = self._read_fresh(connection, answer, wanted, each, result)
-            if any_held and (keys := {key for row in fresh if (key := row.ordered) is not None}):
-                cursor.execute(sql.held_keys, _keys(keys))
-                held |= {HeldKey(*row) for row in cursor.fetchall()}
-            if claim.due or any_held:
-                # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used; a
-                # statement without parameters leaves none behind. A broker that hangs must not hold vacuum back.
-                cursor.execute(sql.claim_stands)
-            if rows := due + fresh:
-                result.destination = rows[0].message.destination
-                self._dispatch(cursor, rows, held, result)
-                self._settle(connection, cursor, result)
+            rows, held = self.read(connection, cursor, claim, result, steps=[self.claim_step(connection, claim.lanes)])
+            if rows and self._dispatcher.is_async(rows):
+                result.fresh, result.due, result.is_async = dict(claim.fresh), set(claim.due), True
+            elif rows:
+                dispatched = self._dispatcher.dispatch(
+                    self.sendable(rows, held),
+                    check_claim=lambda: cursor.execute(self._statements.claim_stands),
+                )
+                self.conclude(rows, held, dispatched, result)
+                self.settle(connection, cursor, result)
         return result
 
-    def _claim(self, connection: Connection, claim: Claim) -> tuple[set[int], Any]:
-        """Claim lanes, and read what is new in them if nothing comes before it; return the lanes, and the answer."""
+    def read(
+        self,
+        connection: Connection,
+        cursor: Any,
+        claim: Claim,
+        result: ClaimResult,
+        *,
+        steps: Sequence[Step],
+        limit: int | None = None,
+    ) -> tuple[list[Row], set[HeldKey]]:
+        """Claim lanes, and read their messages; return them, and their keys that are held.
+
+        Args:
+            connection: in a transaction, or about to begin one.
+            cursor: of the driver.
+            claim: the lanes.
+            result: gets the lanes that another relay has, and those in which there is more.
+            steps: what claims them, the last of them, which are run first.
+            limit: of messages; None: those of one batch.
+        """
+        sql, limit = self._statements, self._batch_size if limit is None else limit
+        claimed, answer = self._claim(connection, claim, steps, limit)
+        result.locked = claim.lanes - claimed
+        result.fresh = {lane: position for lane, position in claim.fresh.items() if lane in result.locked}
+        result.due = set(claim.due & result.locked)
+        if not claimed:
+            return [], set()
+        due, held = self._read_due(cursor, claim.due & claimed, limit, result)
+        wanted = {lane: position for lane, position in claim.fresh.items() if lane in claimed}
+        each = limit // max(len(claim.fresh), 1)
+        if claim.due:
+            each = (limit - len(due)) // max(len(wanted), 1)
+            reading = self._read_steps(wanted, each)
+            answer = run_steps(connection, reading)[0] if reading else None
+        fresh, any_held = self._read_fresh(connection, answer, wanted, each, result)
+        if any_held and (keys := {key for row in fresh if (key := row.ordered) is not None}):
+            cursor.execute(sql.held_keys, _keys(keys))
+            held |= {HeldKey(*row) for row in cursor.fetchall()}
+        if claim.due or any_held:
+            # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used; a
+            # statement without parameters leaves none behind. A broker that hangs must not hold vacuum back.
+            cursor.execute(sql.claim_stands)
+        return due + fresh, held
+
+    def claim_step(self, connection: Connection, lanes: Iterable[int] = ()) -> Step:
+        """Return what begins a transaction of the relay's, and claims lanes to its end."""
         timed = (connection.dialect.server_version_info or ()) >= TIMED_SINCE
         statement = Statement.of(self._statements.claim_timed if timed else self._statements.claim)
         idle_timeout = str(round(self._publish_timeout_seconds * 1000))
-        step = statement.with_values(idle_timeout_milliseconds=idle_timeout, lanes=_array(sorted(claim.lanes)))
-        read = [] if claim.due else self._read_steps(claim.fresh, self._batch_size // len(claim.fresh))
-        claimed, *answers = begin_with(connection, step, *read)
-        *_, server, read_only, lanes = rows_of(connection, claimed)[0]
+        return statement.with_values(idle_timeout_milliseconds=idle_timeout, lanes=array(sorted(lanes)))
+
+    def check_server(self, connection: Connection, claim: Claim, answer: Any) -> list[int]:
+        """Return the lanes that a claiming step has claimed; raise ``BrokerError`` if another server has answered."""
+        *_, server, read_only, lanes = rows_of(connection, answer)[0]
         if read_only:
             # What is sent could not be settled. Another connection may lead to another server.
             connection.invalidate()
@@ -170,19 +203,28 @@ class Sender:
         if server != claim.server:
             # A pool may have replaced a lost connection unnoticed.
             raise BrokerError("the database server was restarted or replaced; the relay reads the whole outbox again")
-        return set(lanes), answers[0] if answers else None
+        return list(lanes)
 
-    def _read_due(self, cursor: Any, lanes: Set[int], result: ClaimResult) -> tuple[list[Row], set[HeldKey]]:
+    def _claim(self, connection: Connection, claim: Claim, steps: Sequence[Step], limit: int) -> tuple[set[int], Any]:
+        """Claim lanes, and read what is new in them if nothing comes before it; return the lanes, and the answer."""
+        read = [] if claim.due else self._read_steps(claim.fresh, limit // len(claim.fresh))
+        answers = begin_with(connection, *steps, *read)
+        lanes = self.check_server(connection, claim, answers[len(steps) - 1])
+        return set(lanes), answers[len(steps)] if read else None
+
+    def _read_due(
+        self, cursor: Any, lanes: Set[int], limit: int, result: ClaimResult
+    ) -> tuple[list[Row], set[HeldKey]]:
         """Read messages of held keys whose time has come; return them, and the keys."""
         if not lanes:
             return [], set()
-        cursor.execute(self._statements.due_keys, {"lanes": sorted(lanes), "limit": self._batch_size})
+        cursor.execute(self._statements.due_keys, {"lanes": sorted(lanes), "limit": limit})
         keys = {HeldKey(*row) for row in cursor.fetchall()}
         if not keys:
             return [], set()
-        if len(keys) >= self._batch_size:
+        if len(keys) >= limit:
             result.due |= lanes  # there may be more
-        each = max(self._batch_size // len(keys), 1)
+        each = max(limit // len(keys), 1)
         limits = {"each_limit": each, "bytes_limit": self._batch_bytes}
         cursor.execute(self._statements.read_due, {**_keys(keys), **limits})
         return [_row(found) for found in cursor.fetchall()], keys
@@ -192,8 +234,8 @@ class Sender:
         if not wanted or each < 1:
             return []
         read = Statement.of(self._statements.read_fresh).with_values(
-            lanes=_array(wanted),
-            positions=_array(wanted.values()),
+            lanes=array(wanted),
+            positions=array(wanted.values()),
             each_limit=str(each),
             bytes_limit=str(self._batch_bytes),
         )
@@ -222,22 +264,33 @@ class Sender:
                 result.fresh[lane] = positions[-1] + 1 if positions else position
         return read, any_held
 
-    def _dispatch(self, cursor: Any, rows: Sequence[Row], held: Set[HeldKey], result: ClaimResult) -> None:
-        dispatched = self._dispatcher.dispatch(
-            [row for row in rows if row.held or row.ordered not in held],
-            check_claim=lambda: cursor.execute(self._statements.claim_stands),
-        )
+    @staticmethod
+    def sendable(rows: Iterable[Row], held: Set[HeldKey]) -> list[Row]:
+        """Return those messages whose key does not wait for another one."""
+        return [row for row in rows if row.held or row.ordered not in held]
+
+    def conclude(
+        self, rows: Sequence[Row], held: Set[HeldKey], dispatched: DispatchResult, result: ClaimResult
+    ) -> None:
+        """Put into a claim's result what became of its messages, at least one."""
+        result.destination = rows[0].message.destination
         result.outage, result.slowest_seconds = dispatched.outage, dispatched.slowest_seconds
         result.settlement = settle(
             rows, dispatched.sent, dispatched.refused, held=held, max_attempts=self._max_attempts
         )
-        for row in result.settlement.left:
+        self.leave(result.settlement.left, result)
+
+    @staticmethod
+    def leave(rows: Iterable[Row], result: ClaimResult) -> None:
+        """Put into a claim's result that these messages are still to be sent."""
+        for row in rows:
             if row.held:
                 result.due.add(row.lane)
             else:
                 result.fresh[row.lane] = min(row.position, result.fresh.get(row.lane, row.position))
 
-    def _settle(self, connection: Connection, cursor: Any, result: ClaimResult) -> None:
+    def settle(self, connection: Connection, cursor: Any, result: ClaimResult) -> None:
+        """Settle messages, and commit or leave that to the caller; ``result`` gets lanes that are due."""
         sql, settlement = self._statements, result.settlement
         if settlement.sent:
             settled = sql.keep_messages if self._keep_sent else sql.delete_messages
@@ -298,11 +351,11 @@ def _keys(keys: Set[HeldKey]) -> dict[str, Any]:
 
 
 def _places(rows: Sequence[Row]) -> dict[str, str]:
-    return {"lanes": _array([row.lane for row in rows]), "positions": _array([row.position for row in rows])}
+    return {"lanes": array([row.lane for row in rows]), "positions": array([row.position for row in rows])}
 
 
-def _array(numbers: Iterable[int]) -> str:
-    """Return an array in Postgres's text form."""
+def array(numbers: Iterable[int]) -> str:
+    """Return numbers as an array in Postgres's text form."""
     return f"{{{','.join(map(str, numbers))}}}"
 
 

@@ -49,6 +49,24 @@ class BatchSettlement:
     # Not tried because the broker could not be reached; they stay as they are.
     left: list[Row] = field(default_factory=list)
 
+    @property
+    def changes(self) -> bool:
+        """Whether anything in the outbox is to be changed."""
+        return bool(self.sent or self.again or self.dead or self.behind or self.moved)
+
+    @classmethod
+    def merged(cls, settlements: "Iterable[BatchSettlement]") -> "BatchSettlement":
+        """Return what several say, of different rows, as one."""
+        every = cls()
+        for one in settlements:
+            every.sent += one.sent
+            every.again += one.again
+            every.dead += one.dead
+            every.behind += one.behind
+            every.moved |= one.moved
+            every.left += one.left
+        return every
+
 
 def settle(
     rows: Sequence[Row],

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from support.txbox.publishers import Awaited
 from txbox import Inbox
 from txbox.backoff import Backoff
 from txbox.relay import Publisher, Relay
@@ -13,6 +14,8 @@ from txbox.relay import Publisher, Relay
 QUICK = Backoff(first_seconds=0.02, longest_seconds=0.05)
 
 StartRelay = Callable[..., Relay]
+
+BOTH_KINDS = pytest.mark.parametrize("start_relay", ["sync", "async"], indirect=True)
 
 
 @pytest.fixture
@@ -22,12 +25,17 @@ def inbox() -> Inbox:
 
 
 @pytest.fixture
-def start_relay(engine: Engine) -> Iterator[StartRelay]:
-    """Start a relay with a publisher for ``own:``, and see that it stops: start_relay(publisher, **options)."""
+def start_relay(engine: Engine, request: pytest.FixtureRequest) -> Iterator[StartRelay]:
+    """Start a relay with a publisher for ``own:``, and see that it stops: start_relay(publisher, **options).
+
+    ``BOTH_KINDS`` has a test run with publishers as they are, and with their calls awaited.
+    """
+    awaited = getattr(request, "param", "sync") == "async"
     relays: list[Relay] = []
 
     def start(publisher: Publisher, *, engine: Engine = engine, **options: Any) -> Relay:
-        relay = Relay(engine, {"own": publisher}, **{"backoff": QUICK, **options})
+        own = Awaited(publisher) if awaited else publisher
+        relay = Relay(engine, {"own": own}, **{"backoff": QUICK, **options})
         relay.start()
         relays.append(relay)
         return relay

@@ -1,13 +1,15 @@
 """Publishers for tests of the relay: one that remembers, and one that fails in every way a broker can."""
 
+import asyncio
 import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from support.waiting import wait_until
 from txbox import BrokerError
-from txbox.relay import OutboxMessage, PartlySent, Refused
+from txbox.relay import OutboxMessage, PartlySent, Publisher, Refused
 
 
 class RecordingPublisher:
@@ -61,6 +63,24 @@ class RecordingPublisher:
     def wait_for(self, count: int, *, timeout: float = 30.0) -> None:
         """Wait until so many have arrived."""
         wait_until(lambda: len(self.received) >= count, f"{count} messages to arrive", timeout=timeout, every=0.005)
+
+
+class Awaited:
+    """Another publisher as an async one: its calls run in threads, and are awaited."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def __aenter__(self) -> None:
+        self._threads = ThreadPoolExecutor(64)
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._threads is not None
+        self._threads.shutdown(wait=False)
+
+    async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._publisher.send, messages)
 
 
 class FailingPublisher:

@@ -4,6 +4,7 @@ The broker it sends to is a file: each message is a line, appended by one write,
 in which order, whichever of several processes brought it and whatever became of them.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -33,7 +34,7 @@ def start(url: str, broker: Path, **settings: Any) -> "subprocess.Popen[bytes]":
         url: the database, whose search path holds the tables.
         broker: the file to send to.
         settings: ``kill`` is a moment, ``kill_in`` the number of its batch; ``pause`` is how long a send
-            takes, in seconds; the rest goes to Relay.
+            takes, in seconds; ``kind`` is "async" for a publisher whose calls are awaited; the rest goes to Relay.
     """
     settings = {"url": url, "broker": str(broker), **settings}
     return start_python("-m", "support.txbox.relay_process", json.dumps(settings))
@@ -57,8 +58,11 @@ class _File:
         self._pause = pause
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
-        self._calls_left -= 1
         time.sleep(self._pause)  # not a wait: a send that takes a while, so that a kill can land in it
+        return self._append(messages)
+
+    def _append(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        self._calls_left -= 1
         lines = [f"{message.id}\t{message.key or ''}\t{message.body.decode()}\n" for message in messages]
         self._die("before send")
         for number, line in enumerate(lines):
@@ -71,6 +75,14 @@ class _File:
     def _die(self, moment: str) -> None:
         if moment == self._kill and self._calls_left <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _AsyncFile(_File):
+    """The same, and other calls go on while one takes its time."""
+
+    async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:  # type: ignore[override]
+        await asyncio.sleep(self._pause)
+        return self._append(messages)
 
 
 class Counting:
@@ -92,7 +104,8 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     kill, kill_in = settings.pop("kill", None), settings.pop("kill_in", 1)
     hooks = [kill_at(Relayed, after=kill_in)] if kill == "after settle" else []
-    publisher = _File(settings.pop("broker"), kill, kill_in, settings.pop("pause", 0.0))
+    file = _AsyncFile if settings.pop("kind", "sync") == "async" else _File
+    publisher = file(settings.pop("broker"), kill, kill_in, settings.pop("pause", 0.0))
     engine = create_engine(settings.pop("url"), pool_size=20)
     settings = {"backoff": Backoff(first_seconds=0.05, longest_seconds=0.2), **settings}
     drained = Relay(engine, {"own": publisher}, hooks=hooks, **settings).run()

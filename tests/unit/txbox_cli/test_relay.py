@@ -51,6 +51,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], "give --url or set TXBOX_DATABASE_URL"),
         (["--senders", "0"], "greater than or equal to 1"),
+        (["--concurrency", "0"], "greater than or equal to 1"),
         (["--batch-size", "0"], "greater than or equal to 1"),
         (["--max-attempts", "-1"], "greater than or equal to 0"),
         (["--keep-sent", "7"], "--keep-sent must be a span of time, such as 90s, 30m, 12h, 7d or 2w, not '7'"),

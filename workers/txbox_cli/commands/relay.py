@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
-from txbox.relay import Publisher, Relay
+from txbox.relay import AsyncPublisher, Publisher, Relay
+from txbox.relay.event_loop.async_sender import CONCURRENCY
 from txbox.relay.poller import IDLE_SECONDS
+from txbox.relay.publisher import is_async
 from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, MOST_SENDERS, PUBLISH_TIMEOUT_SECONDS
 from txbox.service import STOP_SECONDS
 from txbox.tracing import Tracing
@@ -20,6 +22,9 @@ SENDERS = 4
 
 SPARE_CONNECTIONS = 3
 """Beside one for each sender: to look, to listen, and to report."""
+
+ASYNC_CONNECTIONS = 3
+"""And where a publisher is async: to claim, to settle, and to claim while an older one ends."""
 
 
 def relay(
@@ -41,6 +46,10 @@ def relay(
             f"up to {MOST_SENDERS} times as many.",
             min=1,
         ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help=f"Calls of async publishers under way at once; {CONCURRENCY} by default.", min=1),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help=f"Messages of one transaction; {BATCH_SIZE} by default.", min=1)
@@ -92,6 +101,8 @@ def relay(
     \b
     publishers = {"kafka": KafkaPublisher()}
 
+    A publisher whose send is `async def` is awaited: hundreds of slow destinations are sent to at once.
+
     MODULE is imported with the current directory on the path. A Relay that you have made there has its own database and
     settings. A second signal ends the process at once; what it was sending is sent again by the next one.
 
@@ -102,6 +113,7 @@ def relay(
         "--schema": schema,
         "--prefix": prefix,
         "--senders": senders,
+        "--concurrency": concurrency,
         "--batch-size": batch_size,
         "--max-attempts": max_attempts,
         "--keep-sent": keep_sent,
@@ -121,7 +133,7 @@ def relay(
     tracing = _tracing() if traces else None
     senders = senders or SENDERS
     most = MOST_SENDERS * senders
-    size = senders + SPARE_CONNECTIONS
+    size = senders + SPARE_CONNECTIONS + (ASYNC_CONNECTIONS if any(map(is_async, publishers.values())) else 0)
     with db.engine(pool_size=size, max_overflow=most - senders, hide_parameters=True) as engine:
         made = Relay(
             engine,
@@ -130,6 +142,7 @@ def relay(
             prefix=db.prefix,
             senders=senders,
             max_senders=most,
+            concurrency=concurrency or CONCURRENCY,
             batch_size=batch_size or BATCH_SIZE,
             max_attempts=MAX_ATTEMPTS if max_attempts is None else max_attempts or None,
             keep_sent=span,
@@ -153,7 +166,7 @@ def _run(relay: Relay, stop_seconds: float, what: str, health_host: str, health_
         raise CommandFailed(f"not finished within {stop_seconds:g} s; what was being sent may be sent again")
 
 
-def _load(target: str) -> Relay | Mapping[str, Publisher]:
+def _load(target: str) -> Relay | Mapping[str, Publisher | AsyncPublisher]:
     """Import a relay or publishers.
 
     Raises:
@@ -210,7 +223,7 @@ def _article(name: str) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _publishers(own: Mapping[str, Publisher] | None) -> Mapping[str, Publisher]:
+def _publishers(own: Mapping[str, Publisher | AsyncPublisher] | None) -> Mapping[str, Publisher | AsyncPublisher]:
     """Return AWS's publishers and these; without boto3 only these, if there are any."""
     try:
         from txbox_aws.publishers import aws_publishers
@@ -229,6 +242,6 @@ def _tracing() -> Tracing:
     return OpenTelemetryTracing()
 
 
-def _sends(publishers: Mapping[str, Publisher], db: Database, keep_sent: str | None) -> str:
+def _sends(publishers: Mapping[str, Publisher | AsyncPublisher], db: Database, keep_sent: str | None) -> str:
     kept = "" if keep_sent is None else f", keeping what was sent for {keep_sent}"
     return f"sending from {db.url.database} on {db.url.host or 'this machine'} to {', '.join(publishers)}{kept}"

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from integration.txbox.conftest import StartRelay
+from integration.txbox.conftest import BOTH_KINDS, StartRelay
 from support.txbox.outbox import OWN, publish
 from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
@@ -85,6 +85,7 @@ def answers(engine: Engine) -> bool:
         pytest.param(stop_immediately, 1, True, id="parked, and lost connections are replaced silently"),
     ],
 )
+@BOTH_KINDS
 def test_a_crash_of_the_server_lets_no_message_of_a_key_overtake_another(
     server: LocalPostgres,
     make_engine: Callable[..., Engine],

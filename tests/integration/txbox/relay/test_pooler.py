@@ -1,13 +1,16 @@
 """Behind a pooler in transaction mode: no state of a session may be counted on."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from integration.txbox.conftest import StartRelay
+from integration.txbox.conftest import BOTH_KINDS, StartRelay
+from support.postgres.pgbouncer import pgbouncer
 from support.postgres.tables import make_tables
 from support.postgres.transaction_pooler import TransactionPooler, transaction_pooler
+from support.txbox import relay_process
 from support.txbox.outbox import OUTBOX, OWN
 from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
@@ -38,6 +41,7 @@ def test_the_pooler_of_these_tests_changes_servers_between_transactions(
     assert len({server(engine) for _ in range(6)}) == 6
 
 
+@BOTH_KINDS
 def test_messages_are_sent_in_order_through_a_pooler(
     pooled: tuple[TransactionPooler, Engine], start_relay: StartRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,13 +62,9 @@ def test_messages_are_sent_in_order_through_a_pooler(
     assert [line.stale for line in read_outbox_status(engine).relays] == [False, False]
     for relay in relays:
         assert relay.stop()
+    assert claims(engine) == 0
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM outbox_message").scalar_one() == 0
-        locks = (
-            "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
-            "WHERE locktype = 'advisory' AND datname = current_database()"
-        )
-        assert connection.exec_driver_sql(locks).scalar_one() == 0
         assert connection.exec_driver_sql("SHOW enable_seqscan").scalar_one() == "on"
         assert connection.exec_driver_sql("SELECT count(*) FROM pg_listening_channels()").scalar_one() == 0
     assert pooler.transactions > 220
@@ -81,3 +81,33 @@ def test_an_idle_relay_looks_for_itself(
     with engine.begin() as connection:
         OUTBOX.publish_many(connection, [Outgoing(OWN, "one")])
     broker.wait_for(1)
+
+
+@pytest.mark.containers
+def test_a_relay_that_is_killed_behind_pgbouncer_leaves_no_claim_to_the_next_client(
+    make_database: Callable[..., str], tmp_path: Path
+) -> None:
+    """An async sender's claims are locks of a session: PgBouncer has to end it with the client, in its transaction."""
+    url = make_database()
+    direct = create_engine(url)
+    make_tables(direct)
+    with pgbouncer(url, size=3) as through:
+        with direct.begin() as connection:
+            OUTBOX.publish(connection, "own:file", "one", key="a")
+        killed = relay_process.start(through, tmp_path / "broker", kind="async", pause=60.0)
+        try:
+            wait_until(lambda: claims(direct) == 1, "the message is claimed")
+        finally:
+            killed.kill()
+            killed.wait(20)
+        wait_until(lambda: claims(direct) == 0, "the claim is gone")
+    direct.dispose()
+
+
+def claims(engine: Engine) -> int:
+    with engine.connect() as connection:
+        counting = (
+            "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
+            "WHERE locktype = 'advisory' AND datname = current_database()"
+        )
+        return int(connection.exec_driver_sql(counting).scalar_one())

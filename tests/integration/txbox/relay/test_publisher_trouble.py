@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from integration.txbox.conftest import StartRelay
+from integration.txbox.conftest import BOTH_KINDS, StartRelay
 from support.txbox.outbox import OWN, held, publish
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
@@ -50,6 +50,7 @@ def test_a_publisher_that_does_not_return_is_told_of(
     assert [(event.source, event.messages) for event in overdue] == [(OWN, 1)], "told once"
 
 
+@BOTH_KINDS
 def test_held_keys_that_come_due_together_are_no_larger_batch(engine: Engine, start_relay: StartRelay) -> None:
     closed = True
     broker = RecordingPublisher(lambda _: "closed" if closed else None)
@@ -61,6 +62,7 @@ def test_held_keys_that_come_due_together_are_no_larger_batch(engine: Engine, st
     assert max(broker.calls) <= 20
 
 
+@BOTH_KINDS
 def test_a_publisher_that_refuses_what_it_was_not_given_has_sent_nothing(
     engine: Engine, start_relay: StartRelay
 ) -> None:
@@ -76,6 +78,7 @@ def test_a_publisher_that_refuses_what_it_was_not_given_has_sent_nothing(
     assert [message.attempts for message in broker.received] == [0, 1]
 
 
+@BOTH_KINDS
 def test_an_outage_with_nonsense_in_it_is_an_outage_of_everything(engine: Engine, start_relay: StartRelay) -> None:
     class Mistaken(RecordingPublisher):
         def send(self, messages: Any) -> Any:
@@ -91,6 +94,7 @@ def test_an_outage_with_nonsense_in_it_is_an_outage_of_everything(engine: Engine
     assert [message.attempts for message in broker.received] == [0, 0]
 
 
+@BOTH_KINDS
 def test_a_stop_ends_a_long_batch_of_one_key_and_settles_what_was_sent(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from integration.txbox.conftest import StartRelay
+from integration.txbox.conftest import BOTH_KINDS, StartRelay
 from support.txbox.outbox import OUTBOX, OWN, letters, numbered, publish
 from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
@@ -17,6 +17,7 @@ from txbox.relay import OutboxMessage, PartlySent
 # --- messages that are refused ---------------------------------------------------------------------------------------
 
 
+@BOTH_KINDS
 def test_a_refused_message_holds_its_own_key_and_no_other(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
@@ -38,6 +39,7 @@ def test_a_refused_message_holds_its_own_key_and_no_other(
     wait_until(lambda: left() == [], "an empty outbox")
 
 
+@BOTH_KINDS
 def test_a_refused_message_without_a_key_comes_again_and_holds_nobody(engine: Engine, start_relay: StartRelay) -> None:
     broker = RecordingPublisher(lambda message: "later" if message.body == b"3" and message.attempts < 3 else None)
     publish(engine, *numbered(10))
@@ -48,6 +50,7 @@ def test_a_refused_message_without_a_key_comes_again_and_holds_nobody(engine: En
     assert [message.attempts for message in broker.refused] == [0, 1, 2]
 
 
+@BOTH_KINDS
 def test_after_its_last_attempt_a_message_is_a_dead_letter_and_its_key_goes_on(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
@@ -65,6 +68,7 @@ def test_after_its_last_attempt_a_message_is_a_dead_letter_and_its_key_goes_on(
     assert (letter.attempts, letter.error) == (3, "never�mind")
 
 
+@BOTH_KINDS
 def test_a_final_refusal_is_a_dead_letter_at_once(engine: Engine, start_relay: StartRelay) -> None:
     broker = RecordingPublisher(lambda message: "no such thing" if message.body == b"bad" else None, final=True)
     publish(engine, Outgoing(OWN, "bad", key="a"), Outgoing(OWN, "next", key="a"), Outgoing(OWN, "bad"))
@@ -98,6 +102,7 @@ def test_a_dead_letter_is_published_again_under_its_id(engine: Engine, start_rel
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
+@BOTH_KINDS
 def test_a_publisher_that_raises_has_refused_them_all(
     engine: Engine, start_relay: StartRelay, error: type[BaseException]
 ) -> None:
@@ -113,6 +118,7 @@ def test_a_publisher_that_raises_has_refused_them_all(
 
 
 @pytest.mark.parametrize("answer", ["messages", "texts", "true"])
+@BOTH_KINDS
 def test_a_publisher_that_returns_nonsense_is_one_that_fails(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]], answer: str
 ) -> None:
@@ -130,6 +136,7 @@ def test_a_publisher_that_returns_nonsense_is_one_that_fails(
     assert all("TypeError" in error for _, error, _ in letters(engine))
 
 
+@BOTH_KINDS
 def test_a_publisher_may_return_nothing(engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]) -> None:
     class Silent(RecordingPublisher):
         def send(self, messages: Any) -> Any:
@@ -143,6 +150,7 @@ def test_a_publisher_may_return_nothing(engine: Engine, start_relay: StartRelay,
 
 
 @pytest.mark.parametrize("headers", ["[]", '"x"', '{"a": 1}'])
+@BOTH_KINDS
 def test_a_row_that_nobody_published_is_parked_and_holds_up_nothing(
     engine: Engine, start_relay: StartRelay, headers: str
 ) -> None:
@@ -160,6 +168,7 @@ def test_a_row_that_nobody_published_is_parked_and_holds_up_nothing(
 # --- a broker that is away -------------------------------------------------------------------------------------------
 
 
+@BOTH_KINDS
 def test_an_outage_is_nobodys_fault_and_holds_up_its_own_destination_only(
     engine: Engine, start_relay: StartRelay
 ) -> None:
@@ -185,6 +194,7 @@ def test_an_outage_is_nobodys_fault_and_holds_up_its_own_destination_only(
     assert {event.source for event in heard if isinstance(event, BrokerLost)} == {"own:away"}
 
 
+@BOTH_KINDS
 def test_what_was_confirmed_before_an_outage_is_not_sent_again(engine: Engine, start_relay: StartRelay) -> None:
     class Half(RecordingPublisher):
         def send(self, messages: Any) -> Any:
@@ -200,6 +210,7 @@ def test_what_was_confirmed_before_an_outage_is_not_sent_again(engine: Engine, s
     assert sorted(message.id for message in broker.received) == sorted(ids)
 
 
+@BOTH_KINDS
 def test_a_kind_without_a_publisher_waits_and_says_so(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,6 +223,7 @@ def test_a_kind_without_a_publisher_waits_and_says_so(
     assert letters(engine) == []
 
 
+@BOTH_KINDS
 def test_a_busy_destination_leaves_others_their_turn(engine: Engine, start_relay: StartRelay) -> None:
     order: list[str] = []
     broker = RecordingPublisher(before=lambda messages: order.append(messages[0].destination))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from integration.txbox.conftest import StartRelay
+from integration.txbox.conftest import BOTH_KINDS, StartRelay
 from support.postgres.statements import run
 from support.postgres.tables import make_tables
 from support.txbox.outbox import OWN, letters, numbered, publish
@@ -22,6 +22,7 @@ from txbox.status import read_activity
 # --- all goes well ---------------------------------------------------------------------------------------------------
 
 
+@BOTH_KINDS
 def test_what_waits_and_what_comes_is_sent_once_and_forgotten(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
@@ -46,6 +47,7 @@ def test_a_message_arrives_as_it_was_published(engine: Engine, start_relay: Star
     assert message.published_at is not None
 
 
+@BOTH_KINDS
 def test_each_key_keeps_its_order(engine: Engine, start_relay: StartRelay) -> None:
     broker = RecordingPublisher()
     expected: dict[str | None, list[str]] = {}
@@ -60,6 +62,7 @@ def test_each_key_keeps_its_order(engine: Engine, start_relay: StartRelay) -> No
     assert len(broker.received) == 400
 
 
+@BOTH_KINDS
 def test_no_call_has_two_messages_of_one_key(engine: Engine, start_relay: StartRelay) -> None:
     seen: list[list[str | None]] = []
     broker = RecordingPublisher(before=lambda messages: seen.append([message.key for message in messages]))
@@ -94,6 +97,7 @@ def due(engine: Engine) -> int:
         return int(connection.exec_driver_sql(counting).scalar_one())
 
 
+@BOTH_KINDS
 def test_a_large_backlog_is_read_in_pieces(engine: Engine, start_relay: StartRelay) -> None:
     broker = RecordingPublisher()
     publish(engine, *[Outgoing(OWN, b"x" * 1_000, key=f"k{number % 5}") for number in range(200)])
@@ -102,6 +106,7 @@ def test_a_large_backlog_is_read_in_pieces(engine: Engine, start_relay: StartRel
     assert max(broker.calls) <= 10
 
 
+@BOTH_KINDS
 def test_a_message_larger_than_a_batch_is_sent_all_the_same(engine: Engine, start_relay: StartRelay) -> None:
     broker = RecordingPublisher()
     publish(engine, *[Outgoing(OWN, b"x" * 5_000) for _ in range(3)])
@@ -109,6 +114,7 @@ def test_a_message_larger_than_a_batch_is_sent_all_the_same(engine: Engine, star
     broker.wait_for(3)
 
 
+@BOTH_KINDS
 def test_a_burst_beyond_what_a_look_takes_in_is_sent_whole(engine: Engine, start_relay: StartRelay) -> None:
     broker = RecordingPublisher()
     start_relay(broker)

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine
 
 from integration.txbox.conftest import QUICK, StartRelay
 from support.txbox.outbox import OUTBOX, OWN, publish
-from support.txbox.publishers import FailingPublisher, RecordingPublisher, first_arrivals
+from support.txbox.publishers import Awaited, FailingPublisher, RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import Outgoing
 from txbox.relay import Relay
@@ -99,16 +99,23 @@ def test_a_killed_connection_sends_again_what_it_had_in_hand(engine: Engine, sta
     assert sorted(message.id for message in broker.received) == ["m-1", "m-1", "m-2", "m-2"]
 
 
-@pytest.mark.parametrize("relays", [2, 4])
+@pytest.mark.parametrize(("relays", "kind"), [(2, "sync"), (4, "sync"), (3, "async")])
 def test_through_a_bad_day_nothing_is_lost_and_first_arrivals_keep_their_order(
-    engine: Engine, schema_url: str, relays: int, left: Callable[[], list[str]]
+    engine: Engine, schema_url: str, relays: int, kind: str, left: Callable[[], list[str]]
 ) -> None:
     """A broker that refuses, is lost, and does not confirm; and connections of relays that are cut."""
     receiver = RecordingPublisher()
     brokers = [FailingPublisher(seed, trouble=0.15, receiver=receiver) for seed in range(relays)]
     engines = [create_engine(schema_url, pool_size=10) for _ in range(relays)]
     working = [
-        Relay(own, {"own": broker}, senders=2, batch_size=20, max_attempts=None, backoff=QUICK)
+        Relay(
+            own,
+            {"own": Awaited(broker) if kind == "async" else broker},
+            senders=2,
+            batch_size=20,
+            max_attempts=None,
+            backoff=QUICK,
+        )
         for own, broker in zip(engines, brokers, strict=True)
     ]
     for relay in working:

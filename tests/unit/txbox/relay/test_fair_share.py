@@ -5,7 +5,7 @@ import random
 import pytest
 
 from txbox.bounded_memory import Recent
-from txbox.relay.fair_share import SLOW_SECONDS, ClaimInProgress, FairShare, Health
+from txbox.relay.fair_share import SLOW_SECONDS, AsyncShare, ClaimInProgress, FairShare, Health
 
 SENDERS, MOST = 4, 16
 
@@ -83,3 +83,43 @@ def test_what_was_told_longest_ago_is_forgotten() -> None:
     for number in (1, 2, 3, 1, 4):
         recent[number] = number
     assert list(recent) == [3, 1, 4]
+
+
+# --- calls that are awaited ------------------------------------------------------------------------------------------
+
+
+def test_new_destinations_share_half_of_all_calls_and_those_that_answer_have_the_rest() -> None:
+    share = AsyncShare(8)
+    for destination in range(10, 20):
+        share.answered(destination, 0.1)
+    share.count([ClaimInProgress(number, Health.NEW) for number in range(4)])
+    assert share.rank(4) is None, "half of them are taken"
+    share.count(ClaimInProgress(number, Health.NEW) for number in range(3))
+    assert (share.rank(2), share.rank(3)) == (None, Health.NEW), "one each"
+    for destination in range(10, 15):
+        assert share.rank(destination) is Health.QUICK
+        share.add(ClaimInProgress(destination, Health.QUICK))
+    assert (share.free, share.rank(15)) == (0, None)
+
+
+def test_slow_ones_leave_a_quarter_and_may_have_several_calls_while_most_are_free() -> None:
+    share = AsyncShare(8)
+    for destination in range(10):
+        share.answered(destination, 5.0 if destination < 9 else 0.1)
+    share.count([ClaimInProgress(0, Health.SLOW, hangs=True)] * 3)
+    assert share.rank(0) is Health.SLOW
+    share.add(ClaimInProgress(0, Health.SLOW))
+    assert share.rank(0) is None, "half of them are not free any more"
+    for destination in (1, 2):
+        assert share.rank(destination) is not None
+        share.add(ClaimInProgress(destination, Health.SLOW))
+    assert (share.rank(3), share.rank(9)) == (None, Health.QUICK)
+
+
+def test_a_quick_one_that_hangs_has_no_second_call() -> None:
+    share = AsyncShare(8)
+    share.answered(1, 0.1)
+    share.count([ClaimInProgress(1, Health.QUICK)])
+    assert share.rank(1) is Health.SLOW
+    share.count([ClaimInProgress(1, Health.QUICK, hangs=True)])
+    assert share.rank(1) is None

@@ -1,9 +1,14 @@
-"""A function as a publisher."""
+"""A function as a publisher; a coroutine function as one."""
+
+import asyncio
+import re
 
 import pytest
 
-from txbox import BrokerError
-from txbox.relay import FunctionPublisher, OutboxMessage, PartlySent
+from txbox import BrokerError, InvalidConfiguration
+from txbox.relay import AsyncFunctionPublisher, FunctionPublisher, OutboxMessage, PartlySent, Refused
+from txbox.relay.dispatcher import Dispatcher
+from txbox.relay.settlement import Row
 
 MESSAGES = [OutboxMessage(f"m-{number}", "own:x", b"") for number in range(4)]
 
@@ -35,3 +40,55 @@ def test_an_outage_leaves_what_has_not_been_sent() -> None:
         FunctionPublisher(send).send(MESSAGES)
     assert caught.value.unsent == tuple(MESSAGES[2:])
     assert [refusal.message for refusal in caught.value.refused] == [MESSAGES[0]]
+
+
+def test_several_of_a_call_are_awaited_together_and_no_more_than_asked_for() -> None:
+    now, most = 0, 0
+
+    async def send(message: OutboxMessage) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= 1
+        if message is MESSAGES[1]:
+            raise ValueError("not this one")
+
+    [refused] = asyncio.run(AsyncFunctionPublisher(send, at_once=3).send(MESSAGES))
+    assert (refused.message, refused.final, most) == (MESSAGES[1], False, 3)
+
+
+def test_an_outage_lets_those_under_way_end_and_leaves_the_others() -> None:
+    sent: list[OutboxMessage] = []
+
+    async def send(message: OutboxMessage) -> None:
+        await asyncio.sleep(0 if message is MESSAGES[0] else 0.01)
+        if message is MESSAGES[0]:
+            raise BrokerError("away")
+        sent.append(message)
+
+    with pytest.raises(PartlySent, match="away") as caught:
+        asyncio.run(AsyncFunctionPublisher(send, at_once=2).send(MESSAGES))
+    assert sent == [MESSAGES[1]]
+    assert {message.id for message in caught.value.unsent} == {"m-0", "m-2", "m-3"}
+
+
+async def coroutine(_: object) -> None:
+    """Something that has to be awaited."""
+
+
+def test_what_is_never_awaited_is_never_taken_for_sent() -> None:
+    with pytest.raises(InvalidConfiguration, match="use AsyncFunctionPublisher"):
+        FunctionPublisher(coroutine)
+    with pytest.raises(InvalidConfiguration, match="at_once must be at least 1"):
+        AsyncFunctionPublisher(coroutine, at_once=0)
+
+    class Mistaken:
+        def send(self, messages: object) -> object:
+            return coroutine(messages)
+
+    dispatcher = Dispatcher({"own": Mistaken()}, 60, halted=lambda _: False)  # type: ignore[dict-item]
+    result = dispatcher.dispatch([Row(1, 7, False, MESSAGES[0])], check_claim=lambda: None)
+    assert result.sent == set()
+    assert isinstance(result.refused[7], Refused)
+    assert re.search("write its method as async def send", result.refused[7].error)

@@ -18,6 +18,7 @@ OWN = {"own": FunctionPublisher(print)}
     [
         {"senders": 0},
         {"max_senders": 3},
+        {"concurrency": 0},
         {"batch_size": 0},
         {"batch_bytes": 0},
         {"max_attempts": 0},

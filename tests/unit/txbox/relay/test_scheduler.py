@@ -1,5 +1,6 @@
 """The scheduler: every sender that waits for a claim gets one, and none waits for ever."""
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -108,3 +109,31 @@ def test_a_destination_that_is_away_is_tried_later_and_later_until_something_was
     assert 0.25 <= first <= 0.5 <= second <= 1.0 <= third <= 2.0
     assert none == 0.0
     assert 0.25 <= again <= 0.5
+
+
+def test_each_kind_of_sender_has_its_own_destinations_and_a_kind_is_learned() -> None:
+    scheduler = Scheduler(1_000, concurrency=10)
+    scheduler.add({7: 1}, ())
+    assert scheduler.take_async(1_000, seconds=0.0) == []
+    claim = scheduler.take()
+    assert claim is not None
+    scheduler.finish(claim, ClaimResult(fresh={7: 1}, is_async=True))
+    scheduler.add(dict.fromkeys(range(64 * 5, 64 * 5 + 64), 1), ())
+    [awaited] = scheduler.take_async(1_000, seconds=0.0)
+    assert (awaited.lanes, awaited.answered) == ({7}, False)
+    other = scheduler.take()
+    assert other is not None
+    assert other.destination == 5
+
+
+def test_an_async_sender_takes_all_destinations_at_once_within_its_lanes() -> None:
+    scheduler = Scheduler(1_000, concurrency=10, all_async=True)
+    scheduler.add({64 * destination + lane: 1 for destination in range(6) for lane in range(64)}, ())
+    claims = scheduler.take_async(24, seconds=0.0)
+    assert [claim.destination for claim in claims] == [0, 1, 2, 3, 4], "five new ones, one claim each"
+    assert sum(len(claim.lanes) for claim in claims) <= 24
+    began = time.monotonic()
+    assert scheduler.take_async(0, seconds=0.05) == []
+    assert time.monotonic() - began >= 0.05, "without room it waits"
+    scheduler.close()
+    assert scheduler.take_async(24, seconds=60.0) == [], "a stop ends the wait"

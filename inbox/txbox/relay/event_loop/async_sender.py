@@ -1,0 +1,333 @@
+"""The async sender: one thread that claims, reads and settles for hundreds of coroutines.
+
+::
+
+    Scheduler ── claims of many destinations ──→ ClaimSession: claim, read ──→ EventLoop: a delivery for each claim
+        ↑                                             ↑                             │ Dispatcher ──→ AsyncPublisher
+        └────────────── results ──────────── settle, and release the lanes ←────────┘ one after the other, as they end
+
+A delivery ends by itself, so one that hangs delays no other: it has its lanes, and nothing else. All that end while one
+transaction settles are settled together by the next. Nothing here waits for the loop, and the loop waits for nothing
+here but a check of the claims, after a time in which this process did not run.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from sqlalchemy import Engine
+
+from txbox.error_logging import text_of
+from txbox.errors import BrokerError
+from txbox.postgres.guards.commit_guard import begin_with
+from txbox.postgres.transactions import driver_cursor, short_transaction
+from txbox.relay.dispatcher import CLAIM_CHECKS, Dispatcher, DispatchResult
+from txbox.relay.event_loop.claim_session import ClaimSession
+from txbox.relay.event_loop.event_loop import EventLoop
+from txbox.relay.pending import Claim
+from txbox.relay.scheduler import OUTAGE_BACKOFF, DestinationChange, Scheduler
+from txbox.relay.sender import ClaimResult, RelayStatements, Sender
+from txbox.relay.settlement import BatchSettlement, HeldKey, Row
+
+CONCURRENCY = 500
+"""Claims at once; each has one call of a publisher under way."""
+
+CLAIM_MESSAGES = 50
+"""Messages of a claim, at most: what is sent again, of a destination, if the relay is killed."""
+
+CLAIM_SECONDS = (1.0, 3.0)
+"""After a time between these, a claim makes no further call, so that what it has sent is settled: not all at once."""
+
+MOST_LANES = 2_000
+"""Claimed at once. Each is a lock of Postgres's, which has 6,400 for all its sessions by default."""
+
+MOST_BATCH_BYTES = 4
+"""As many times the bytes of a batch are in the hands of all deliveries, before nothing more is read."""
+
+SESSION_SECONDS = 60.0
+"""After which another session claims, so that no transaction grows old; this one ends with its last claim."""
+
+CHECKED_SECONDS = 0.02
+"""Between looks of the loop whether a claim was checked, after a time in which this process did not run."""
+
+READY_SECONDS = 0.1
+"""Between looks at a stop, until the loop is ready."""
+
+
+class ClaimLost(Exception):
+    """Other relays may have what a delivery was to send."""
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """A claim whose messages are being sent."""
+
+    claim: Claim
+    session: ClaimSession
+    rows: Sequence[Row]
+    held: set[HeldKey]
+    result: ClaimResult
+    size: int  # bytes of the bodies
+    dispatched: DispatchResult = field(default_factory=DispatchResult)
+    lost: bool = False  # others may send it: nothing more is sent, and nothing of it is settled
+
+
+class AsyncSender:
+    """Sends the messages of destinations that have an async publisher. ``run`` is for one thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        statements: RelayStatements,
+        sender: Sender,
+        dispatcher: Dispatcher,
+        scheduler: Scheduler,
+        loop: EventLoop,
+        *,
+        batch_size: int,
+        batch_bytes: int,
+        publish_timeout_seconds: float,
+        report: Callable[[ClaimResult, DestinationChange], None],
+        on_failure: Callable[[BaseException, float], None],
+        wait: Callable[[float], object],
+    ) -> None:
+        """Take what it works with.
+
+        ``report`` gets what has come of a claim; ``on_failure`` an error of the database, and for how many seconds
+        nothing is sent after it. ``wait`` waits so long, or until a stop.
+        """
+        self._engine = engine
+        self._statements = statements
+        self._sender = sender
+        self._dispatcher = dispatcher
+        self._scheduler = scheduler
+        self._loop = loop
+        self._claim_messages = min(batch_size, CLAIM_MESSAGES)
+        self._most_bytes = MOST_BATCH_BYTES * batch_bytes
+        self._check_seconds = publish_timeout_seconds / CLAIM_CHECKS
+        self._report = report
+        self._on_failure = on_failure
+        self._wait = wait
+        self._sessions: list[ClaimSession] = []  # the last one claims; those before it end with their claims
+        self._taken: list[Claim] = []  # not read yet
+        self._deliveries: set[Delivery] = set()
+        self._bytes = 0
+        self._ended: deque[Delivery] = deque()  # the loop has done with them
+        self._stuck: deque[Delivery] = deque()  # their coroutine goes on although it was cancelled
+
+    def run(self) -> None:
+        """Send until the scheduler is closed, and what was begun is settled."""
+        failures = 0
+        while not self._loop.wait_ready(READY_SECONDS):
+            if self._scheduler.closed:
+                break
+        while not self._scheduler.closed or self._deliveries:
+            try:
+                self._work()
+                failures = 0
+            except BaseException as error:  # noqa: BLE001 - everything is as it was before, and is done again
+                self._lose_all()
+                failures += 1
+                pause = OUTAGE_BACKOFF.seconds(failures)
+                self._on_failure(error, pause)
+                self._wait(pause)
+        for session in self._sessions:
+            session.abandon()
+        self._sessions = []
+        self._loop.close()
+
+    def cancel(self) -> None:
+        """Cancel the calls under way: what was not confirmed counts as not sent. May be called by any thread."""
+        self._loop.cancel()
+
+    def _work(self) -> None:
+        """Wait for something to do, and do it."""
+        self._taken = self._scheduler.take_async(self._room(), seconds=self._seconds_to_check())
+        for delivery in _all_of(self._stuck):
+            if delivery in self._deliveries and not delivery.lost:
+                delivery.lost = True
+                delivery.session.release(delivery.claim.lanes)
+        ended = [delivery for delivery in _all_of(self._ended) if delivery in self._deliveries]
+        for delivery in ended:
+            if delivery.lost:
+                self._finish_lost(delivery)
+        self._settle([delivery for delivery in ended if not delivery.lost])
+        if self._taken:
+            self._begin(self._taken)
+            self._taken = []
+        self._keep_sessions()
+
+    def _room(self) -> int:
+        """Return how many more lanes may be claimed."""
+        if self._bytes >= self._most_bytes:
+            return 0
+        return MOST_LANES - sum(len(session.lanes) for session in self._sessions)
+
+    def _seconds_to_check(self) -> float:
+        checks = (session.checked_at + self._check_seconds for session in self._sessions)
+        return max(min(checks, default=math.inf) - time.monotonic(), 0.0)
+
+    # --- claims ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, claims: Sequence[Claim]) -> None:
+        """Claim and read, in one round trip for all of them, and start their deliveries."""
+        session, result = self._session(), ClaimResult()
+        merged = Claim(
+            {lane: position for claim in claims for lane, position in claim.fresh.items()},
+            frozenset().union(*(claim.due for claim in claims)),
+            claims[0].server,
+            claims[0].generation,
+        )
+        rows, held = session.read(merged, result, limit=self._claim_messages * len(claims))
+        by_lane: dict[int, list[Row]] = {}
+        rows_of = {lane: by_lane.setdefault(min(claim.lanes), []) for claim in claims for lane in claim.lanes}
+        for row in rows:
+            rows_of[row.lane].append(row)
+        started: list[Delivery] = []
+        others: list[tuple[Claim, ClaimResult]] = []
+        for claim in claims:
+            own = ClaimResult(
+                locked=claim.lanes & result.locked,
+                fresh={lane: result.fresh[lane] for lane in claim.lanes if lane in result.fresh},
+                due=set(claim.lanes & result.due),
+            )
+            if not (found := by_lane[min(claim.lanes)]):
+                others.append((claim, own))
+            elif not self._dispatcher.all_async and not self._dispatcher.is_async(found):
+                others.append((claim, ClaimResult(fresh=dict(claim.fresh), due=set(claim.due), is_async=False)))
+            else:
+                # Keys that have come due may be all of one destination.
+                self._sender.leave(found[self._claim_messages :], own)
+                del found[self._claim_messages :]
+                size = sum(len(row.message.body) for row in found)
+                started.append(Delivery(claim, session, found, held, own, size))
+        self._deliveries.update(started)
+        self._bytes += sum(delivery.size for delivery in started)
+        self._loop.start(partial(self._deliver, delivery) for delivery in started)
+        session.release(lane for claim, _ in others for lane in claim.lanes)
+        for claim, own in others:
+            self._scheduler.finish(claim, own)
+
+    def _session(self) -> ClaimSession:
+        if not self._sessions or time.monotonic() - self._sessions[-1].began > SESSION_SECONDS:
+            self._sessions.append(ClaimSession(self._engine, self._statements, self._sender))
+        return self._sessions[-1]
+
+    def _keep_sessions(self) -> None:
+        """End sessions that have no claim, and see that the others are there: the server ends one that is silent."""
+        for session in list(self._sessions):
+            if not session.lanes:
+                self._sessions.remove(session)
+                session.end()
+            elif time.monotonic() - session.checked_at > self._check_seconds:
+                session.check()
+
+    def _lose_all(self) -> None:
+        """Let go of everything, and have the loop stop sending it: the whole outbox is read again."""
+        for session in self._sessions:
+            session.abandon()
+        self._sessions = []
+        for claim in self._taken:
+            self._scheduler.fail(claim)
+        self._taken = []
+        for delivery in [delivery for delivery in self._deliveries if not delivery.lost]:
+            delivery.lost = True
+            self._scheduler.fail(delivery.claim)
+            self._forget(delivery)
+        self._loop.cancel()
+
+    # --- in the loop -------------------------------------------------------------------------------------------------
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        try:
+            await self._dispatcher.dispatch_async(
+                self._sender.sendable(delivery.rows, delivery.held),
+                delivery.dispatched,
+                check_claim=partial(self._stands, delivery),
+                # A new destination has one call first: others wait for theirs.
+                seconds=random.uniform(*CLAIM_SECONDS) if delivery.claim.answered else 0.0,  # noqa: S311 - no secret
+                on_stuck=partial(self._on_stuck, delivery),
+            )
+        except (asyncio.CancelledError, ClaimLost):
+            pass  # what was confirmed before is settled, if it still can be
+        except Exception as error:  # noqa: BLE001 - not a publisher's: at worst, it comes again at once, and for ever
+            delivery.dispatched.outage = BrokerError(f"an unexpected error: {text_of(error)}")
+        finally:
+            self._ended.append(delivery)
+            self._scheduler.wake()
+
+    async def _stands(self, delivery: Delivery) -> None:
+        """Wait until the claim was checked of late: this process may have been stopped for an hour."""
+        while not delivery.lost and time.monotonic() - delivery.session.checked_at > 2 * self._check_seconds:
+            self._scheduler.wake()
+            await asyncio.sleep(CHECKED_SECONDS)
+        if delivery.lost:
+            raise ClaimLost
+
+    def _on_stuck(self, delivery: Delivery) -> None:
+        self._stuck.append(delivery)
+        self._scheduler.wake()
+
+    # --- settling ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle what has ended, in one transaction, release its lanes, and give the claims back."""
+        for delivery in deliveries:
+            self._sender.conclude(delivery.rows, delivery.held, delivery.dispatched, delivery.result)
+        for delivery in self._committed(deliveries):
+            delivery.session.release(delivery.claim.lanes)
+            self._forget(delivery)
+            self._report(delivery.result, self._scheduler.finish(delivery.claim, delivery.result))
+
+    def _committed(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Commit settlements, together or else one by one; return those that are committed."""
+        try:
+            self._commit([delivery for delivery in deliveries if delivery.result.settlement.changes])
+        except Exception as error:  # noqa: BLE001 - it is the driver's, or of a listener of the host's
+            for session in self._sessions:
+                session.check()  # it may not be the settlement's fault
+            if len(deliveries) > 1:
+                return [delivery for one in deliveries for delivery in self._committed([one])]
+            [delivery] = deliveries
+            delivery.session.release(delivery.claim.lanes)
+            self._forget(delivery)
+            self._on_failure(error, self._scheduler.fail(delivery.claim))
+            return []
+        return deliveries
+
+    def _commit(self, deliveries: Sequence[Delivery]) -> None:
+        if not deliveries:
+            return
+        every = ClaimResult(settlement=BatchSettlement.merged(delivery.result.settlement for delivery in deliveries))
+        if every.settlement.again or every.settlement.behind or every.settlement.dead:
+            # If another relay has sent a refused message meanwhile, what is held behind it would wait for a repair.
+            for session in self._sessions:
+                session.check()
+        with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
+            [answer] = begin_with(connection, self._sender.claim_step(connection))
+            self._sender.check_server(connection, deliveries[0].claim, answer)
+            self._sender.settle(connection, cursor, every)
+        for delivery in deliveries:
+            delivery.result.due |= every.due & delivery.claim.lanes
+
+    def _finish_lost(self, delivery: Delivery) -> None:
+        """Give back a claim whose coroutine has ended at last."""
+        claim, dispatched = delivery.claim, delivery.dispatched
+        result = ClaimResult(fresh=dict(claim.fresh), due=set(claim.due), outage=dispatched.outage)
+        result.destination = delivery.rows[0].message.destination
+        self._forget(delivery)
+        self._report(result, self._scheduler.finish(claim, result))
+
+    def _forget(self, delivery: Delivery) -> None:
+        self._deliveries.discard(delivery)
+        self._bytes -= delivery.size
+
+
+def _all_of(deliveries: "deque[Delivery]") -> Iterator[Delivery]:
+    while deliveries:
+        yield deliveries.popleft()

@@ -1,0 +1,81 @@
+"""A session that claims the lanes of many destinations, and lets go of each lane by itself."""
+
+import time
+from collections.abc import Iterable
+
+from sqlalchemy import Engine
+
+from txbox.errors import BrokerError
+from txbox.postgres.guards.commit_guard import commit
+from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
+from txbox.postgres.transactions import driver_cursor
+from txbox.relay.pending import Claim
+from txbox.relay.sender import ClaimResult, RelayStatements, Sender, array
+from txbox.relay.settlement import HeldKey, Row
+
+
+class ClaimSession:
+    """Claims lanes and reads them, in one transaction that writes nothing. Not thread-safe.
+
+    A sender's transaction ends with its one destination. That of hundreds would end with the slowest of them; so the
+    locks are those of the session, which can be released one by one, and what was sent is settled by another
+    transaction, before its lane is released. The transaction keeps a pooler from giving the session to others.
+
+    If the session ends, however it ends, its locks are gone, and other relays send what it had. What is settled after
+    that does no harm: what was sent is deleted, once; a key that is held is held once more. No message of a key is sent
+    before the one before it is gone from the table, or held.
+    """
+
+    def __init__(self, engine: Engine, statements: RelayStatements, sender: Sender) -> None:
+        """Connect, and claim nothing yet."""
+        self._statements = statements
+        self._sender = sender
+        self._connection = engine.connect().execution_options(isolation_level="READ COMMITTED")
+        self._connection.begin()
+        self._begun = False
+        self.began = self.checked_at = time.monotonic()
+        self.lanes: set[int] = set()
+
+    def read(self, claim: Claim, result: ClaimResult, *, limit: int) -> tuple[list[Row], set[HeldKey]]:
+        """Claim the lanes of many destinations, and read them; see ``Sender.read``."""
+        connection, began = self._connection, time.monotonic()
+        lock = Statement.of(self._statements.lock_lanes).with_values(lanes=array(sorted(claim.lanes)))
+        steps = [lock] if self._begun else [self._sender.claim_step(connection), lock]
+        with driver_cursor(connection) as cursor:
+            rows, held = self._sender.read(connection, cursor, claim, result, steps=steps, limit=limit)
+        self._begun, self.checked_at = True, began
+        self.lanes |= claim.lanes - result.locked
+        return rows, held
+
+    def release(self, lanes: Iterable[int]) -> None:
+        """Let go of lanes, of those that are claimed. Raises ``BrokerError`` if they were lost."""
+        if not (ours := self.lanes.intersection(lanes)):
+            return
+        began = time.monotonic()
+        step = Statement.of(self._statements.unlock_lanes).with_values(lanes=array(sorted(ours)))
+        answer, _ = run_steps(self._connection, [step, self._drop_snapshot()])
+        if rows_of(self._connection, answer)[0][0]:
+            raise BrokerError("the session that had claimed lanes was replaced: other relays may send what they hold")
+        self.lanes -= ours
+        self.checked_at = began
+
+    def check(self) -> None:
+        """Raise an error of the driver if the session has ended: then its claims are lost."""
+        began = time.monotonic()
+        run_steps(self._connection, [self._drop_snapshot()])
+        self.checked_at = began
+
+    def end(self) -> None:
+        """Give the connection back; nothing is claimed any more."""
+        if self._begun:
+            commit(self._connection, guarded=False)
+        self._connection.close()
+
+    def abandon(self) -> None:
+        """Close the connection, with its claims, in its transaction: a pooler, too, then ends the session."""
+        self._connection.invalidate()
+        self._connection.close()
+
+    def _drop_snapshot(self) -> Step:
+        # A session that waits for hundreds of destinations must not hold vacuum back.
+        return Step(Statement.of(self._statements.drop_snapshot, has_plan=False))

@@ -1,0 +1,321 @@
+"""Async publishers: hundreds of calls at once, and what none of them may do to another, or to the relay."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from support.txbox.outbox import numbered, publish
+from support.txbox.publishers import RecordingPublisher
+from support.waiting import wait_until
+from txbox import Outgoing
+from txbox.backoff import Backoff
+from txbox.instrumentation import BrokerLost, DatabaseLost, Event, PublisherOverdue, Relayed
+from txbox.relay import OutboxMessage, Refused, Relay, dispatcher
+
+FAR = "far:somewhere"
+
+DESTINATIONS = 240
+
+StartBoth = Callable[..., Relay]
+
+
+class AsyncRecorder(RecordingPublisher):
+    """Remembers what it was given, after something was awaited.
+
+    Attributes:
+        cancelled: how many calls were cancelled while they waited.
+        lives: how often it was entered, and left.
+    """
+
+    def __init__(self, wait: Callable[[Sequence[OutboxMessage]], Awaitable[object]]) -> None:
+        super().__init__()
+        self._wait = wait
+        self.cancelled = 0
+        self.lives: list[str] = []
+
+    async def __aenter__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.lives.append("entered")
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self.loop is asyncio.get_running_loop()
+        self.lives.append("left")
+
+    async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:  # type: ignore[override]
+        try:
+            await self._wait(messages)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return super().send(messages)
+
+
+async def wait_for_freedom(freed: threading.Event) -> None:
+    while not freed.is_set():
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def freed() -> Iterator[threading.Event]:
+    """Ends what hangs; at the end of the test, too."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def start_both(engine: Engine, freed: threading.Event) -> Iterator[StartBoth]:
+    """Start a relay with an async publisher for ``far:``, another for ``own:``, and an engine of the default pool."""
+    relays: list[Relay] = []
+    pooled = create_engine(engine.url)
+
+    def start(far: AsyncRecorder, own: RecordingPublisher | None = None, **options: object) -> Relay:
+        publishers = {"far": far} if own is None else {"far": far, "own": own}
+        relays.append(Relay(pooled, publishers, backoff=Backoff(0.02, 0.05), **options))  # type: ignore[arg-type]
+        relays[-1].start()
+        return relays[-1]
+
+    yield start
+    freed.set()
+    for relay in relays:
+        assert relay.stop(20)
+    pooled.dispose()
+
+
+def test_hundreds_of_calls_are_under_way_at_once_and_hold_neither_a_thread_nor_a_snapshot(
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+) -> None:
+    waiting: Counter[str] = Counter()
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        waiting[messages[0].destination] += 1
+        await wait_for_freedom(freed)
+
+    far, own = AsyncRecorder(wait), RecordingPublisher()
+    publish(
+        engine, *[Outgoing(f"far:{number % DESTINATIONS}", str(number), key="k") for number in range(2 * DESTINATIONS)]
+    )
+    start_both(far, own)
+    wait_until(lambda: len(waiting) == DESTINATIONS, "each destination has its call under way")
+    publish(engine, *numbered(5))
+    own.wait_for(5)
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("txbox-relay-")]) <= 3 + 9
+    with engine.connect() as connection:
+        holding = "SELECT count(*), count(backend_xmin), count(backend_xid) FROM pg_stat_activity WHERE pid IN ({})"
+        locking = "SELECT pid FROM pg_locks WHERE locktype = 'advisory'"
+        assert connection.exec_driver_sql(holding.format(locking)).one() == (1, 0, 0)
+    assert max(waiting.values()) == 1, "one call at a time of one key"
+    freed.set()
+    far.wait_for(2 * DESTINATIONS)
+    wait_until(lambda: left() == [], "an empty outbox")
+    assert all(
+        [int(message.body) for message in far.received if message.destination == f"far:{number}"]
+        == [number, number + DESTINATIONS]
+        for number in range(DESTINATIONS)
+    )
+
+
+def test_a_call_that_never_ends_is_cancelled_and_sent_again_and_delays_no_other(
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+) -> None:
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        if messages[0].destination == "far:hangs":
+            await wait_for_freedom(freed)
+
+    far, heard = AsyncRecorder(wait), list[Event]()
+    publish(engine, Outgoing("far:hangs", "hangs"))
+    start_both(far, publish_timeout_seconds=2, hooks=[heard.append], max_attempts=1)
+    for number in range(20):
+        publish(engine, *numbered(10, to=f"far:{number % 3}"))
+        far.wait_for(10 * (number + 1))
+        wait_until(lambda: left() == ["hangs"], "the others are settled while it hangs")
+    wait_until(lambda: far.cancelled, "its time has passed")
+    wait_until(lambda: any(isinstance(event, BrokerLost) for event in heard))
+    [lost, *_] = [event for event in heard if isinstance(event, BrokerLost)]
+    assert (lost.source, str(lost.error)) == ("far:hangs", "its publisher has not returned for 2 s")
+    freed.set()
+    far.wait_for(201)
+    assert [message.attempts for message in far.received if message.body == b"hangs"] == [0], "it is not to blame"
+
+
+def test_a_coroutine_that_takes_no_notice_of_its_end_leaves_its_messages_to_another_relay(
+    engine: Engine, start_both: StartBoth, freed: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "CANCEL_SECONDS", 0.1)
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        while messages[0].destination == "far:hangs" and not freed.is_set():
+            try:
+                await wait_for_freedom(freed)
+            except asyncio.CancelledError:
+                continue
+
+    deaf, other = AsyncRecorder(wait), AsyncRecorder(lambda _: asyncio.sleep(0))
+    publish(engine, Outgoing("far:hangs", "1", key="a"), Outgoing("far:hangs", "2", key="a"))
+    first = start_both(deaf, publish_timeout_seconds=1)
+    wait_until(lambda: first._dispatcher.overdue_calls(), "its time has passed")
+    publish(engine, *numbered(5, to="far:quick"))
+    deaf.wait_for(5)
+    start_both(other)
+    other.wait_for(2)
+    assert other.bodies == ["1", "2"]
+    freed.set()
+    publish(engine, Outgoing("far:hangs", "3", key="a"))
+    wait_until(lambda: "3" in [*deaf.bodies, *other.bodies], "the next one")
+    assert "2" not in [message.body.decode() for message in deaf.received if message.key]
+
+
+def test_a_call_that_blocks_the_loop_blocks_no_other_publisher_and_loses_no_claim(
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+) -> None:
+    async def wait(_: object) -> None:
+        freed.wait(30)
+
+    far, own, heard = AsyncRecorder(wait), RecordingPublisher(), list[Event]()
+    publish(engine, *numbered(3, to=FAR, key="a"))
+    relay = start_both(far, own, publish_timeout_seconds=1, hooks=[heard.append])
+    wait_until(lambda: any(isinstance(event, PublisherOverdue) for event in heard), "it is told of")
+    publish(engine, *numbered(20))
+    own.wait_for(20)
+    assert relay.running
+    since = time.monotonic()
+    wait_until(lambda: time.monotonic() > since + 1.5, "a session that is silent for so long is ended by the server")
+    with engine.connect() as connection:
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+        assert connection.exec_driver_sql(locks).scalar_one() >= 1, "its claim stands"
+    freed.set()
+    wait_until(lambda: left() == [], "an empty outbox")
+    assert far.bodies == ["0", "1", "2"]
+    assert not [event for event in heard if isinstance(event, DatabaseLost)], "no session has ended for its silence"
+
+
+def test_no_call_is_begun_while_it_is_not_known_whether_its_claim_stands(
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+) -> None:
+    """The thread that asks for it hangs in a hook, longer than the server waits for it."""
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        if messages[0].destination == "far:busy":
+            begun.append(messages[0].body)
+            await asyncio.sleep(0.7)
+
+    def hang(event: Event) -> None:
+        if isinstance(event, Relayed) and event.source == "far:quick":
+            freed.wait(30)
+
+    begun: list[bytes] = []
+    far, other = AsyncRecorder(wait), AsyncRecorder(lambda _: asyncio.sleep(0))
+    start_both(far, publish_timeout_seconds=1, hooks=[hang])
+    publish(engine, *numbered(1, to="far:busy", key="a"))
+    wait_until(lambda: left() == [], "it is no new destination any more")
+    publish(engine, *numbered(2, first=1, to="far:busy", key="a"), *numbered(1, to="far:quick"))
+    far.wait_for(3)
+    start_both(other, publish_timeout_seconds=1)
+    other.wait_for(2)
+    assert (begun, other.bodies) == ([b"0", b"1"], ["1", "2"])
+    freed.set()
+    publish(engine, *numbered(1, first=3, to="far:busy", key="a"))
+    wait_until(lambda: "3" in [*far.bodies, *other.bodies], "the next one")
+    assert b"2" not in begun
+
+
+def test_a_stop_cancels_what_has_not_ended_in_time_and_settles_only_what_was_confirmed(
+    engine: Engine, freed: threading.Event, left: Callable[[], list[str]]
+) -> None:
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        if messages[0].body == b"1":
+            hangs.set()
+            await wait_for_freedom(freed)
+
+    hangs, far = threading.Event(), AsyncRecorder(wait)
+    publish(engine, *numbered(3, to=FAR, key="a"))
+    relay = Relay(engine, {"far": far})
+    relay.start()
+    assert hangs.wait(30)
+    assert not relay.stop(0.2), "it was not finished"
+    assert (far.cancelled, far.bodies) == (1, ["0"])
+    wait_until(lambda: left() == ["1", "2"], "what was confirmed before is gone, the rest is there")
+    wait_until(lambda: far.lives == ["entered", "left"], "its client can be closed")
+    wait_until(lambda: not relay.running, "no thread of it is left")
+    freed.set()
+    relay.start()
+    far.wait_for(3)
+    assert relay.stop(20)
+    assert far.bodies == ["0", "1", "2"]
+    assert far.lives == ["entered", "left"] * 2
+
+
+def test_a_stop_waits_for_what_ends_in_time(
+    engine: Engine, freed: threading.Event, left: Callable[[], list[str]]
+) -> None:
+    begun = threading.Event()
+
+    async def wait(_: object) -> None:
+        begun.set()
+        await wait_for_freedom(freed)
+
+    far = AsyncRecorder(wait)
+    publish(engine, *numbered(2, to=FAR, key="a"))
+    relay = Relay(engine, {"far": far})
+    relay.start()
+    assert begun.wait(30)
+    stopper = threading.Thread(target=lambda: stopped.append(relay.stop(20)))
+    stopped: list[bool] = []
+    stopper.start()
+    wait_until(lambda: relay.stopping)
+    freed.set()
+    stopper.join(30)
+    assert stopped == [True]
+    assert (far.bodies, far.cancelled, left()) == (["0"], 0, ["1"])
+
+
+def test_a_settlement_that_fails_holds_up_no_other(
+    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
+) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW "
+            "WHEN (OLD.destination = 'far:bad') EXECUTE FUNCTION refuse()"
+        )
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        arrived.add(messages[0].destination)
+        while len(arrived) < 4:
+            await asyncio.sleep(0.01)
+
+    arrived: set[str] = set()
+    far, heard = AsyncRecorder(wait), list[Event]()
+    publish(engine, *[Outgoing(f"far:{where}", where) for where in ("bad", "a", "b", "c")])
+    start_both(far, hooks=[heard.append])
+    wait_until(lambda: left() == ["bad"], "the others are settled")
+    assert sorted(body for body in far.bodies if body != "bad") == ["a", "b", "c"], "and not sent again"
+    wait_until(lambda: any("not this one" in str(lost.error) for lost in heard if isinstance(lost, DatabaseLost)))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TRIGGER refuse ON outbox_message")
+
+
+def test_a_loop_that_a_publisher_ends_begins_again(
+    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
+) -> None:
+    async def end() -> None:
+        raise SystemExit(1)
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        if len(far.lives) == 1:
+            await asyncio.create_task(end())
+
+    far = AsyncRecorder(wait)
+    publish(engine, *numbered(3, to=FAR, key="a"))
+    relay = start_both(far)
+    wait_until(lambda: left() == [], "an empty outbox")
+    assert far.bodies == ["0", "1", "2"]
+    assert far.lives == ["entered", "left", "entered"]
+    assert relay.running
