@@ -1,9 +1,9 @@
 """A project of Django's in a test: on which database, and what is in it."""
 
-import os
 from typing import Any
 
 import django
+import pytest
 from django.conf import settings
 from django.db import connections
 from sqlalchemy import make_url
@@ -31,8 +31,11 @@ def environment(url: str) -> dict[str, str]:
 def use(url: str) -> None:
     """Have Django use a database from now on: its settings are read once in a process."""
     if not settings.configured:
-        os.environ.update(environment(url))
-        django.setup()
+        # For other programs that tests start, Celery first of all, the variables would make a project of Django's.
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment(url).items():
+                patch.setenv(name, value)
+            django.setup()
     for alias in ("default", "other"):
         connections[alias].close()
         connections[alias].settings_dict.update(database(url))
