@@ -46,7 +46,8 @@ SPARK_TESTS := tests/integration/txbox_spark tests/acceptance/spark
 CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/txbox_workers \
   $(wildcard tests/integration/test_*.py) tests/integration/txbox_aws/lambda_ tests/integration/txbox_aws/test_sqs_worker.py \
   tests/integration/txbox_cli/test_reports.py tests/integration/txbox_cli/test_outbox_commands.py \
-  tests/integration/txbox_spark/merging/test_chunk_merger.py tests/integration/txbox_spark/test_watermark.py
+  tests/integration/txbox_spark/merging/test_chunk_merger.py tests/integration/txbox_spark/test_watermark.py \
+  tests/integration/txbox_django tests/integration/txbox_celery tests/acceptance/test_celery_example.py
 # Of Kubernetes' own kinds, by the oldest and the newest API that kubernetes-validate brings schemas of; KEDA's kinds are not in it,
 # and tests/unit/test_deployment_examples.py reads those.
 KUBERNETES_VERSIONS := 1.25 1.37

@@ -2,7 +2,6 @@
 READMEs say."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ import httpx2
 import pytest
 from sqlalchemy import create_engine, text
 
-from support.documents import Terminals, blocks
+from support.documents import EXAMPLES, run_readme
 from support.waiting import wait_until
 from txbox_local import LocalAws
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow  # `make test-pages` runs them, as does CI
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SERVICE = EXAMPLES / "billing_service"
 
 POSTED = [("p-1", "ann", 2500), ("p-2", "ann", 1999), ("p-1", "ann", 2500), ("p-3", "bob", 100), ("p-3", "bob", 100)]
@@ -198,16 +196,6 @@ def query(environment: dict[str, str], sql: str) -> list[str]:
 
 
 @pytest.mark.timeout(600)  # servers of their own, and a JVM for each command of the bulk load
-@pytest.mark.parametrize("name", ["bulk_load", "order_service"])
+@pytest.mark.parametrize("name", ["bulk_load", "django_billing", "order_service"])
 def test_what_the_readme_of_an_example_shows_works(name: str, tmp_path: Path) -> None:
-    shutil.copytree(EXAMPLES / name, tmp_path, dirs_exist_ok=True)
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(("TXBOX_", "AWS_"))}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{mine['PATH']}"
-    terminals = Terminals(tmp_path, {**mine, "PATH": path, "COLUMNS": "120", "PYTHONDONTWRITEBYTECODE": "1"})
-    try:
-        found = blocks(EXAMPLES / name / "README.md")
-        for number, block in enumerate(found):
-            later = next((other for other in found[number + 1 :] if other.title == block.title), None)
-            terminals.run(block, goes_on=later is not None and later.text.startswith("^C"))
-    finally:
-        terminals.close()
+    run_readme(name, tmp_path)

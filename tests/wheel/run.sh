@@ -44,7 +44,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     info = next(name for name in names if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(wheel.read(info).decode())
     executable = wheel.getinfo("txbox_spark/runtime/java_home/bin/java").external_attr >> 16 & 0o111
-packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_dashboard", "txbox_http", "txbox_local", "txbox_demo", "txbox_testing", "txbox_spark", "pyspark_txbox", "txbox_migrations"}
+packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_celery", "txbox_dashboard", "txbox_django", "txbox_http", "txbox_local", "txbox_demo", "txbox_testing", "txbox_spark", "pyspark_txbox", "txbox_migrations"}
 roots = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
 assert roots == packages, f"packages: {roots}"
 for package in packages:
@@ -60,6 +60,8 @@ for needed in (
     "txbox_dashboard/templates/layout.html",
     "txbox_migrations/history/env.py",
     "txbox_migrations/history/versions/version_1.py",
+    "txbox_django/management/commands/txbox_worker.py",
+    "txbox_django/migrations/0001_inbox.py",
 ):
     assert needed in names, f"{needed} is missing"
 assert executable, "txbox_spark/runtime/java_home/bin/java may not be executed"
@@ -67,7 +69,7 @@ unwanted = [name for name in names if "test_" in name or "conftest" in name or n
 assert not unwanted, f"unwanted: {unwanted}"
 assert any(name.endswith("/licenses/LICENSE") for name in names), "no licence"
 extras = set(metadata.get_all("Provides-Extra"))
-known = "all asyncio asyncpg aws cli dashboard embedded http otel prometheus spark typed"
+known = "all asyncio asyncpg aws celery cli dashboard django embedded http otel prometheus spark typed"
 assert extras == set(known.split()), f"extras: {extras}"
 PYTHON
 }
@@ -190,7 +192,12 @@ step "[aws] installs" grown aws
 step "[aws] every module that uses boto3" \
   imports "txbox_aws.sqs, txbox_aws.lambda_, txbox_aws.publishers, txbox_aws.dynamodb, txbox_aws.step_functions"
 
-step "[cli,aws,embedded] installs" grown cli,aws,embedded
+step "[django] installs" environment django
+step "[django] import" imports "txbox_django, txbox_django.operations"
+step "[celery] installs" grown celery
+step "[celery] import" imports txbox_celery
+
+step "[cli,aws,embedded] installs" environment cli,aws,embedded
 step "[cli,aws,embedded] a trial, by the plugin" plugin_tries
 step "[cli,aws,embedded] txbox demo --purchases 200" "$bin/txbox" demo --purchases 200 --without-spark
 

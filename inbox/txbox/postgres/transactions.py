@@ -13,7 +13,13 @@ from sqlalchemy.orm import Session, scoped_session
 from txbox.errors import InvalidConfiguration, NotInTransaction, RightsMissing, SchemaMissing, TableLocked
 from txbox.postgres.driver_cursor import run
 from txbox.postgres.drivers.greenlets import in_greenlet, run_in_greenlet
-from txbox.postgres.drivers.psycopg_connection import PsycopgConnection, is_psycopg
+from txbox.postgres.drivers.psycopg_connection import (
+    HasPsycopgConnection,
+    PsycopgConnection,
+    held_by_django,
+    is_of_django,
+    is_psycopg,
+)
 from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.round_trip import StepFailed
 from txbox.postgres.server import SERVER
@@ -32,8 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ConnectionOrSession = Connection | Session | scoped_session[Any] | psycopg.Connection[Any]
-"""What holds the caller's transaction."""
+ConnectionOrSession = Connection | Session | scoped_session[Any] | psycopg.Connection[Any] | HasPsycopgConnection
+"""What holds the caller's transaction; the last is Django's connection."""
 
 AsyncConnectionOrSession: TypeAlias = (
     "AsyncConnection | AsyncSession | async_scoped_session[Any] | psycopg.AsyncConnection[Any]"
@@ -44,8 +50,8 @@ AsyncConnectionOrSession: TypeAlias = (
 def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
     """Return the connection, or refuse one that commits every statement by itself.
 
-    One of psycopg's own is returned as a ``PsycopgConnection``, which has as much of SQLAlchemy's as ``driver_cursor``
-    and ``engines`` need.
+    One of psycopg's own, or of Django's, is returned as a ``PsycopgConnection``, which has as much of SQLAlchemy's as
+    ``driver_cursor`` and ``engines`` need.
     """
     given: Any = connection_or_session
     connection: Any
@@ -58,11 +64,14 @@ def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
         connection = PsycopgConnection(given)
     elif isinstance(given, Connection | PsycopgConnection):
         connection = given
+    elif is_of_django(given):
+        connection = PsycopgConnection(held_by_django(given))
     elif _is_async(given):
         raise _for_coroutines(given)
     else:
         raise TypeError(
-            f"a Connection or Session of SQLAlchemy, or a connection of psycopg, is needed, not {type(given).__name__}"
+            "a Connection or Session of SQLAlchemy, or a connection of psycopg or of Django, is needed, not "
+            f"{type(given).__name__}"
         )
     if connection.dialect.is_async and not in_greenlet():
         raise _for_coroutines(given)

@@ -2,10 +2,12 @@
 
 The transaction is the caller's, as with SQLAlchemy, and so is the cursor's factory: ours are plain ones, which return
 tuples. Errors are psycopg's own.
+
+Django's connection holds one of psycopg's. It is known by what it has, for Django is not imported here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -78,6 +80,36 @@ class PsycopgConnection:
 def is_psycopg(connection: object) -> bool:
     """Whether a connection is psycopg's own, although it goes by the name of SQLAlchemy's."""
     return isinstance(connection, PsycopgConnection)
+
+
+class HasPsycopgConnection(Protocol):
+    """Django's connection: ``django.db.connection``, or one of ``django.db.connections``."""
+
+    in_atomic_block: bool
+
+    def ensure_connection(self) -> None:
+        """Connect, if it has not yet."""
+
+
+def is_of_django(connection: object) -> bool:
+    """Whether it is a connection of Django's."""
+    return hasattr(connection, "in_atomic_block") and hasattr(connection, "ensure_connection")
+
+
+def held_by_django(connection: Any) -> "psycopg.Connection[Any]":
+    """Return psycopg's connection that Django's holds.
+
+    Raises:
+        TypeError: it holds one of another driver.
+    """
+    connection.ensure_connection()
+    driver = connection.connection
+    if not isinstance(driver, psycopg.Connection):
+        raise TypeError(
+            f"Django's connection {getattr(connection, 'alias', '')!r} is one of {type(driver).__module__}, and one of "
+            "psycopg 3 is needed: ENGINE django.db.backends.postgresql, with psycopg installed"
+        )
+    return driver
 
 
 async def _run_async(driver: "psycopg.AsyncConnection[Any]", sql: str, parameters: Mapping[str, Any] | None) -> Rows:

@@ -25,7 +25,9 @@ def test_a_wait_without_bounds_is_refused(wait_seconds: float) -> None:
 
 @pytest.mark.parametrize("not_a_connection", [None, "postgresql://", object()])
 def test_only_a_connection_or_a_session_will_do(not_a_connection: object) -> None:
-    with pytest.raises(TypeError, match="a Connection or Session of SQLAlchemy, or a connection of psycopg, is needed"):
+    with pytest.raises(
+        TypeError, match="a Connection or Session of SQLAlchemy, or a connection of psycopg or of Django, is needed"
+    ):
         Inbox("billing").record(not_a_connection, "m-1")  # type: ignore[arg-type]
 
 

@@ -1,0 +1,103 @@
+"""Our tables among Django's migrations."""
+
+from collections.abc import Iterator
+from io import StringIO
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+from django.db.migrations.loader import MigrationLoader
+from sqlalchemy import create_engine, inspect
+
+from support.django_shop import project
+from txbox_migrations import LATEST, current_version, find_drift, upgrade_database
+
+
+@pytest.fixture
+def url(fresh_database: str) -> Iterator[str]:
+    project.use(fresh_database)
+    yield fresh_database
+    connections.close_all()
+
+
+def migrate(*arguments: str) -> None:
+    call_command("migrate", "txbox_django", *arguments, verbosity=0)
+
+
+def state(url: str) -> tuple[int, list[str], list[str]]:
+    """Return the version of the tables, what differs from the metadata, and the names of tables."""
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        version = current_version(connection)
+        drift = [str(one) for one in find_drift(connection)] if version == LATEST else []
+        names = inspect(connection).get_table_names()
+    engine.dispose()
+    return version, drift, names
+
+
+def test_forwards_and_backwards(url: str) -> None:
+    migrate()
+    assert state(url)[:2] == (LATEST, [])
+    migrate("0006")
+    assert state(url)[0] == 6
+    migrate("zero")
+    assert state(url)[2] == ["django_migrations"]
+    migrate()
+    assert state(url)[:2] == (LATEST, [])
+
+
+def test_there_is_one_for_each_version_and_none_to_make(url: str) -> None:
+    names = [name for app, name in MigrationLoader(None).disk_migrations if app == "txbox_django"]
+    assert sorted(int(name[:4]) for name in names) == list(range(1, LATEST + 1))
+    migrate()
+    call_command("makemigrations", "txbox_django", check=True, dry_run=True, verbosity=0)  # exits with 1 otherwise
+
+
+def test_a_migration_that_fails_leaves_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from txbox_django import operations
+
+    migrate("0003")
+    before = state(url)
+
+    def fail(*args: object, **options: object) -> None:
+        upgrade(*args, **options)
+        raise ZeroDivisionError
+
+    upgrade = operations.txbox_migrations.upgrade
+    monkeypatch.setattr(operations.txbox_migrations, "upgrade", fail)
+    with pytest.raises(ZeroDivisionError):
+        migrate()
+    assert state(url) == before
+
+
+def test_tables_that_are_there_already_are_taken_over(url: str) -> None:
+    upgrade_database(url)
+    migrate()
+    assert state(url)[:2] == (LATEST, [])
+
+
+def test_sqlmigrate_shows_what_would_be_run(url: str) -> None:
+    for backwards, statement in ((False, "CREATE TABLE archive ("), (True, "DROP TABLE archive")):
+        shown = StringIO()
+        call_command("sqlmigrate", "txbox_django", "0009", backwards=backwards, stdout=shown)
+        assert statement in shown.getvalue()
+    assert state(url)[0] == 0
+
+
+def test_in_a_schema_of_its_own_with_a_prefix(url: str, settings_of_django: dict[str, str]) -> None:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA messaging")
+    migrate()
+    with engine.connect() as connection:
+        assert current_version(connection, **settings_of_django) == LATEST
+    engine.dispose()
+
+
+@pytest.fixture
+def settings_of_django(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    from django.conf import settings
+
+    monkeypatch.setattr(settings, "TXBOX_SCHEMA", "messaging", raising=False)
+    monkeypatch.setattr(settings, "TXBOX_PREFIX", "tx_", raising=False)
+    return {"schema": "messaging", "prefix": "tx_"}

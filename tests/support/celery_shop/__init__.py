@@ -1,0 +1,1 @@
+"""A small application of Celery: its tasks, and the processes that run them."""

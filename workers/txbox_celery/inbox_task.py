@@ -1,0 +1,166 @@
+"""Inbox tasks: Celery delivers at least once, late acks included, and the inbox applies once.
+
+::
+
+    Celery   receive ─┐                                             ┌─ result, chain ── ack
+    txbox             └─ BEGIN ── record the id ── body ── COMMIT ──┘
+                          └ a duplicate: no body
+                          └ another transaction has it, or no database: sent again for later, under its id
+
+A body returns nothing: what it returned could not be told again of a duplicate, whose own process may have died before
+it stored a result or sent what follows in a chain. Without results, each run that ends well ends in the same way, and
+what it sends has the ids that the canvas gave it, so an inbox there applies it once, too.
+"""
+
+import functools
+import inspect
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Reject, Retry
+from celery.signals import worker_process_init
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from txbox import Inbox, InFlight, InvalidConfiguration, Message
+from txbox.instrumentation.logs import log_event
+from txbox_workers.delivery import Delivery
+from txbox_workers.options import ValidOptions
+from txbox_workers.processing.context import ProcessorContext
+from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
+from txbox_workers.processing.outage_errors import DatabaseUnavailable
+
+AGAIN_SECONDS = 5.0
+"""After which a task comes again that another process has in hand, or that found no database."""
+
+Body = Callable[..., None]
+
+
+def inbox_task(
+    app: Celery,
+    *,
+    inbox: Inbox,
+    engine: Engine,
+    message_id: Callable[..., str] | None = None,
+    again_seconds: float = AGAIN_SECONDS,
+    bind: bool = False,
+    **options: Any,
+) -> Callable[[Body], Any]:
+    """Make a task of a function, whose effects in the database are committed once for each message.
+
+    ::
+
+        @inbox_task(app, inbox=Inbox("billing"), engine=engine)
+        def add(session, account_id, cents):
+            session.execute(...)
+
+        add.apply_async(["ann", 2500], task_id="purchase-17")
+
+    Args:
+        app: the application of Celery.
+        inbox: what was processed; its tables are in the engine's database.
+        engine: the database of the inbox and of the body's effects.
+        message_id: returns the id of the message, of the arguments of the task; None: the id of the task, which it
+            keeps through retries and redeliveries.
+        again_seconds: after how long a task comes again that another process has in hand, or that found no database;
+            neither counts as a retry.
+        bind: whether the body gets the task first, as with ``app.task``: ``body(self, session, …)``.
+        options: those of ``app.task``. ``acks_late`` and ``reject_on_worker_lost`` are True.
+
+    Returns:
+        A decorator of ``body(session, …)``, which returns None and leaves commit and rollback alone; ``session`` is in
+        the transaction that has recorded the message.
+
+    Raises:
+        InvalidConfiguration: an option cannot work.
+    """
+    for name in ("acks_late", "reject_on_worker_lost"):
+        if not options.setdefault(name, True):
+            raise InvalidConfiguration(f"inbox_task.{name} must be True: what is acked before its commit may be lost")
+    if again_seconds <= 0:
+        raise InvalidConfiguration(f"inbox_task.again_seconds must be more than 0, not {again_seconds!r}")
+
+    def decorate(body: Body) -> Any:
+        work = _Work(body, inbox=inbox, engine=engine, seconds=options.get("time_limit"), bind=bind)
+
+        @functools.wraps(body)
+        def run(task: Task, *args: Any, **kwargs: Any) -> None:
+            given_id = task.request.id if message_id is None else message_id(*args, **kwargs)
+            if given_id is None:
+                raise InvalidConfiguration(
+                    f"{task.name} was called as a function, so it has no id: call {task.name}.delay(…), or give "
+                    "inbox_task a message_id"
+                )
+            try:
+                work.do(task, given_id, args, kwargs)
+            except (InFlight, DatabaseUnavailable) as error:
+                _send_again(task, again_seconds, error)
+
+        run.__signature__ = work.signature  # type: ignore[attr-defined] # Celery checks arguments by it
+        return app.task(bind=True, **options)(run)
+
+    return decorate
+
+
+class _Work:
+    """Runs the body of one task in the transactions of its inbox."""
+
+    def __init__(self, body: Body, *, inbox: Inbox, engine: Engine, seconds: float | None, bind: bool) -> None:
+        self._body = body
+        self._bind = bind
+        signature = inspect.signature(body)
+        own = list(signature.parameters.values())
+        task = [] if bind else [inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        del own[bind : bind + 1]  # the session
+        self.signature = signature.replace(parameters=[*task, *own])
+        context = ProcessorContext(
+            subscriber_id=inbox.subscriber_id,
+            source_name="celery",
+            hooks=[log_event],
+            wants_details=lambda: False,
+            stopping=threading.Event(),
+            limit=lambda: seconds,
+        )
+        valid = ValidOptions(of="inbox_task", inbox=inbox, engine=engine, handler=self._run, transactions="message")
+        self._transactions = HandlerTransactions(valid, context)
+        # A process that was forked must not use its parent's connections.
+        worker_process_init.connect(lambda **_: engine.dispose(close=False), weak=False)
+
+    def do(self, task: Task, message_id: str, args: Any, kwargs: Any) -> None:
+        """Record a message and run the body; nothing is run if it was processed before, or is a dead letter."""
+        content = json.dumps([list(args), kwargs], sort_keys=True, default=str)
+        delivery = Delivery(Message(message_id, content.encode(), {}, "celery"), receipt=message_id)
+        try:
+            self._transactions.run_one(delivery, call=(task, args, kwargs))
+        except Parked:
+            return
+
+    def _run(self, session: Session, _message: Message, *, call: Any = None) -> None:
+        task, args, kwargs = call
+        returned: object = self._body(*([task] if self._bind else []), session, *args, **kwargs)
+        if returned is not None:
+            raise TypeError(
+                f"{task.name} has to return None, not {type(returned).__name__}: a duplicate could not return it "
+                "again; write it to the database"
+            )
+
+
+def _send_again(task: Task, seconds: float, why: Exception) -> None:
+    """Send a task again for later, as ``Task.retry`` does, but without counting it.
+
+    Raises:
+        Retry: what Celery takes as its end; it acks the delivery.
+        Reject: it cannot be sent; the broker delivers it again.
+    """
+    request = task.request
+    if request.called_directly or request.is_eager:
+        raise why
+    again = task.signature_from_request(request, countdown=seconds, retries=request.retries)
+    try:
+        again.apply_async()
+    except Exception as error:
+        raise Reject(error, requeue=True) from error
+    raise Retry(exc=why, when=seconds, sig=again) from why

@@ -1,0 +1,117 @@
+"""The engine of a worker: connections that Django has made as its settings say, and that it can be lent.
+
+SQLAlchemy and Django want values to be read in different ways: Django has registered readers of its own on its
+connections (a jsonb is text there, a time may have no zone). So a connection has both, and which are in force depends
+on who has it::
+
+    worker   BEGIN, record ─┐                       ┌─ COMMIT
+    lent                    └─ handler with the ORM ─┘
+    readers  psycopg's          Django's               psycopg's
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from django.db import DatabaseError, connections
+from psycopg.adapt import AdaptersMap
+from sqlalchemy import Engine, create_engine
+
+from txbox import InvalidConfiguration
+from txbox.postgres.engines import KEEPALIVES, adopt
+
+
+def database_engine(using: str = "default", **options: Any) -> Engine:
+    """Make an engine of SQLAlchemy on a database of Django's settings; nothing is connected.
+
+    Its connections are made by Django: as ``DATABASES`` says, time zone, role and ``connection_created`` included.
+
+    Args:
+        using: the alias of the database.
+        options: for ``sqlalchemy.create_engine``, such as ``pool_size``.
+
+    Raises:
+        InvalidConfiguration: the database is no PostgreSQL.
+    """
+    backend = connections[using]
+    if backend.vendor != "postgresql":
+        raise InvalidConfiguration(f"DATABASES[{using!r}] must be a PostgreSQL, not {backend.vendor}")
+    return adopt(create_engine("postgresql+psycopg://", creator=lambda: _connect(using), **options))
+
+
+class LendableConnection(psycopg.Connection[Any]):
+    """A connection of psycopg that can be lent to Django.
+
+    Attributes:
+        lent: whether it is now.
+    """
+
+    lent = False
+    _own: AdaptersMap | None = None
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        """How values are read and written: as Django wants it while it is lent, otherwise as psycopg does."""
+        if self.lent:
+            return super().adapters
+        if self._own is None:
+            self._own = AdaptersMap(psycopg.adapters)
+        return self._own
+
+
+@contextmanager
+def lent(driver: Any, using: str) -> Iterator[Any]:
+    """Have a connection, in its transaction, be Django's connection of this thread; yield it as Django has it.
+
+    To Django it is one without autocommit: the end of an ``atomic`` block commits nothing there.
+    """
+    if not isinstance(driver, LendableConnection):
+        raise InvalidConfiguration(
+            "a handler with Django's ORM needs the engine that txbox_django.database_engine makes"
+        )
+    wrapper = connections.create_connection(using)
+    wrapper.connection = driver
+    wrapper.autocommit = False
+    own = next((one for one in connections.all(initialized_only=True) if one.alias == using), None)
+    factory, driver.cursor_factory = driver.cursor_factory, wrapper.get_connection_params()["cursor_factory"]
+    driver.lent = True
+    connections[using] = wrapper
+    try:
+        yield wrapper
+    finally:
+        driver.lent = False
+        driver.cursor_factory = factory
+        if own is None:
+            del connections[using]
+        else:
+            connections[using] = own
+
+
+class _Psycopg:
+    """What Django takes for the module psycopg: with connections that can be lent."""
+
+    @staticmethod
+    def connect(**parameters: Any) -> LendableConnection:
+        connection = LendableConnection.connect(**parameters)
+        connection.lent = True
+        return connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(psycopg, name)
+
+
+def _connect(using: str) -> LendableConnection:
+    maker = connections.create_connection(using).copy()
+    options = {name: value for name, value in maker.settings_dict["OPTIONS"].items() if name != "pool"}
+    maker.settings_dict["OPTIONS"] = {**KEEPALIVES, **options}
+    maker.Database = _Psycopg()
+    try:
+        maker.connect()
+    except DatabaseError as error:  # Django's, around psycopg's, which SQLAlchemy knows
+        raise error.__cause__ or error from error
+    driver: LendableConnection = maker.connection
+    driver.lent = False
+    driver.autocommit = False
+    driver.cursor_factory = psycopg.Cursor
+    return driver

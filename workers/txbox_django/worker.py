@@ -1,0 +1,130 @@
+"""A worker whose handlers use Django's ORM: the worker's transaction is lent to Django while a handler runs.
+
+So all that a worker promises holds: one transaction for inbox and effects, batches, attempts, parking. What a handler
+gives to ``transaction.on_commit`` is run after the worker's commit, in the worker's thread.
+"""
+
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from django.db import close_old_connections, reset_queries, transaction
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from txbox import InvalidConfiguration, TransactionAborted
+from txbox.instrumentation import Committed, Event
+from txbox_django.engine import database_engine, lent
+from txbox_workers.handlers import refuse_unfit
+from txbox_workers.message_arguments import takes_both
+from txbox_workers.worker import Worker
+
+W = TypeVar("W", bound=Worker)
+
+
+def orm_worker(
+    worker_class: type[W],
+    source: Any,
+    *,
+    handler: Callable[..., object] | None = None,
+    batch_handler: Callable[..., object] | None = None,
+    using: str = "default",
+    engine: Engine | None = None,
+    **options: Any,
+) -> W:
+    """Make a worker whose handlers use Django's ORM, in the transaction that records their messages.
+
+    Args:
+        worker_class: ``SqsWorker``, or another ``Worker``.
+        source: its first argument, such as the queue's URL.
+        handler: ``handler(message)``: in it ``django.db.connection``, and so the ORM, is in the worker's transaction.
+            It is otherwise as any other: ``handler(purchase: Purchase)`` is given the body as a message type.
+        batch_handler: ``batch_handler(messages)``, in its place: one call for all the first-timers of a batch.
+        using: the alias of the database, which has txbox's tables too.
+        engine: one that ``database_engine`` has made of that database; None: makes one.
+        options: those of the worker, such as ``inbox`` and ``threads``.
+
+    Returns:
+        The worker; nothing is connected before ``start`` or ``run``.
+
+    Raises:
+        InvalidConfiguration: an option cannot work.
+    """
+    of = worker_class.__name__
+    if (handler is None) == (batch_handler is None):
+        raise InvalidConfiguration(f"{of} needs one of handler and batch_handler")
+    given, name = (handler, "handler") if batch_handler is None else (batch_handler, "batch_handler")
+    batches = batch_handler is not None
+    wanted = "value, message" if takes_both(given, after=0, batches=batches) else "messages" if batches else "message"
+    refuse_unfit(given, f"{of}.{name}", wanted, ledger=options.get("ledger") is not None)
+    transactions = OrmTransactions(using)
+    if engine is None:  # each thread has one connection, and reports have one
+        engine = database_engine(using, pool_size=options.get("threads", 1) + 1)
+    options[name] = transactions.wrap(given)
+    options["hooks"] = [transactions.committed, *options.get("hooks", ())]
+    return worker_class(source, engine=engine, **options)
+
+
+class OrmTransactions:
+    """Runs handlers in a worker's transactions, and what is to follow the commit after it."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._local = threading.local()
+
+    def wrap(self, handler: Any) -> Callable[..., object]:
+        """Return a handler of a worker's; by its annotations the worker knows what the handler wants to be given."""
+
+        @functools.wraps(handler)
+        def handle(session: Session, *given: Any, **lease: Any) -> object:
+            return self._run(session, lambda: handler(*given, **lease))
+
+        signature = inspect.signature(handler)
+        session = inspect.Parameter("session", inspect.Parameter.POSITIONAL_ONLY)
+        handle.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[session, *signature.parameters.values()]
+        )
+        return handle
+
+    def _run(self, session: Session, work: Callable[[], object]) -> object:
+        """Run a handler in the session's transaction.
+
+        Raises:
+            TransactionAborted: Django has marked it as one to be rolled back.
+        """
+        connection = session.connection()
+        worker_transaction = connection.get_transaction()
+        if getattr(self._local, "transaction", None) is not worker_transaction:
+            # The one before was rolled back, if it has left any.
+            self._local.transaction, self._local.callbacks = worker_transaction, []
+        reset_queries()
+        close_old_connections()
+        with lent(connection.connection.dbapi_connection, self._using) as wrapper:
+            with transaction.atomic(self._using, savepoint=False):
+                result = work()
+            if wrapper.needs_rollback:
+                raise TransactionAborted
+            self._local.callbacks += [function for _, function, _ in wrapper.run_on_commit]
+        return result
+
+    def committed(self, event: Event) -> None:
+        """A hook: after a commit, call what the handlers of its transaction have given to ``on_commit``."""
+        if not isinstance(event, Committed):
+            return
+        callbacks = getattr(self._local, "callbacks", [])
+        self._local.transaction, self._local.callbacks = None, []
+        if not event.first:  # no handler has run in this one: they are of one before, which was rolled back
+            return
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - the effects have committed, and the others are to be called
+                _log.exception("on_commit: %r has failed", callback)
+        if callbacks:
+            close_old_connections()
+
+
+_log = logging.getLogger("txbox.django")
