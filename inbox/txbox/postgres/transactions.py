@@ -1,13 +1,14 @@
 """The caller's transaction, and short ones of our own beside it, with checks of their tables."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import psycopg
 from sqlalchemy import Connection, Engine, Table
-from sqlalchemy.exc import DBAPIError, MissingGreenlet
+from sqlalchemy.exc import DBAPIError, MissingGreenlet, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import InvalidConfiguration, NotInTransaction, RightsMissing, SchemaMissing, TableLocked
@@ -56,6 +57,8 @@ def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
     given: Any = connection_or_session
     connection: Any
     if isinstance(given, Session | scoped_session):
+        if "greenlet" in sys.modules and not in_greenlet() and _is_bound_to_async(given):
+            raise _for_coroutines(given)  # before it begins a connection that would never be awaited
         try:
             connection = given.connection()
         except MissingGreenlet as error:
@@ -104,6 +107,13 @@ async def run_on(connection_or_session: Any, work: Callable[..., T], *args: Any,
 def _is_async(connection_or_session: object) -> bool:
     # Without importing sqlalchemy.ext.asyncio, which a service without coroutines has no use for.
     return hasattr(connection_or_session, "run_sync") or isinstance(connection_or_session, psycopg.AsyncConnection)
+
+
+def _is_bound_to_async(session: Any) -> bool:
+    try:
+        return bool(session.get_bind().dialect.is_async)
+    except UnboundExecutionError:  # it has other engines by class
+        return False
 
 
 def _for_coroutines(connection_or_session: object) -> TypeError:

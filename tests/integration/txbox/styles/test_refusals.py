@@ -17,10 +17,6 @@ from txbox.entities import update_once
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.filterwarnings(  # SQLAlchemy's, of a connection that it was about to make
-    "ignore:coroutine 'AsyncConnection.connect' was never awaited",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-)
 async def test_functions_name_the_classes_for_coroutines(schema_url: str) -> None:
     engine = create_async_engine(schema_url)
     conninfo = make_url(schema_url).set(drivername="postgresql").render_as_string(hide_password=False)

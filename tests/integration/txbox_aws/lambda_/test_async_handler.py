@@ -1,7 +1,7 @@
 """A function on Lambda whose handlers are coroutines."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,19 +24,34 @@ async def apply(session: AsyncSession, message: Message) -> None:
 
 
 @pytest.fixture
-def pool(schema_url: str) -> Iterator[AsyncEngine]:
+def pool(schema_url: str) -> AsyncEngine:
     """An engine as a function has it: one connection."""
-    engine = create_async_engine(schema_url, pool_size=1, max_overflow=0, pool_timeout=5)
-    yield engine
-    # Its connection belongs to the function's loop, which stays for the next event: garbage, as at a process's end.
-    engine.sync_engine.dispose(close=False)
+    return create_async_engine(schema_url, pool_size=1, max_overflow=0, pool_timeout=5)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the loop, and its connection: see there
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.fixture
+def make(pool: AsyncEngine) -> Iterator[Callable[..., Callable[..., Any]]]:
+    """Make functions; their loops end with the test, as with a process."""
+    made: list[Any] = []
+
+    def make_one(**options: Any) -> Callable[..., Any]:
+        handle = async_sqs_handler(**options)
+        made.append(handle.__self__)  # type: ignore[attr-defined] # it is a method
+        return handle
+
+    yield make_one
+    for function in made:
+        if function._loop is not None:
+            function._loop.run_until_complete(pool.dispose())
+            function._loop.run_until_complete(function._loop.shutdown_default_executor())
+            function._loop.close()
+
+
 @pytest.mark.parametrize("transactions", ["batch", "message"])
-def test_only_what_has_failed_comes_again(pool: AsyncEngine, business: Business, transactions: Any) -> None:
-    handle = async_sqs_handler(inbox=AsyncInbox("billing"), engine=pool, handler=apply, transactions=transactions)
+def test_only_what_has_failed_comes_again(
+    make: Callable[..., Any], pool: AsyncEngine, business: Business, transactions: Any
+) -> None:
+    handle = make(inbox=AsyncInbox("billing"), engine=pool, handler=apply, transactions=transactions)
     asked = of(["a", "b", "c", "d"])
     assert handle(asked, Context(30)) == failing(["c"])
     assert business.applied() == once("abd")
@@ -46,21 +61,21 @@ def test_only_what_has_failed_comes_again(pool: AsyncEngine, business: Business,
     assert business.applied() == once("abde")
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_time_does_not_suffice_for_comes_again(pool: AsyncEngine, business: Business) -> None:
+def test_what_time_does_not_suffice_for_comes_again(
+    make: Callable[..., Any], pool: AsyncEngine, business: Business
+) -> None:
     async def slow(session: AsyncSession, message: Message) -> None:
         await asyncio.sleep(0.3)
         await session.execute(APPLY, {"id": message.id, "body": message.text})
 
-    handle = async_sqs_handler(inbox=AsyncInbox("billing"), engine=pool, handler=slow, margin_seconds=0.1)
+    handle = make(inbox=AsyncInbox("billing"), engine=pool, handler=slow, margin_seconds=0.1)
     answer = handle(of(["a", "b", "c", "d", "e", "f"]), Context(1))
     left = len(answer["batchItemFailures"])
     assert 0 < left < 6
     assert len(business.applied()) == 6 - left
 
 
-def test_effects_under_a_lease(schema_url: str, business: Business) -> None:
+def test_effects_under_a_lease(make: Callable[..., Any], schema_url: str, business: Business) -> None:
     engine = create_engine(schema_url, poolclass=NullPool)
     done: list[tuple[str, int]] = []
 
@@ -68,7 +83,7 @@ def test_effects_under_a_lease(schema_url: str, business: Business) -> None:
         await asyncio.sleep(0)
         done.append((message.id, lease.attempt))
 
-    handle = async_sqs_handler(ledger=PostgresLedger("mailing", engine=engine), handler=mail)
+    handle = make(ledger=PostgresLedger("mailing", engine=engine), handler=mail)
     for _ in range(2):
         assert handle(of(["a", "b"]), Context(30)) == NOTHING
     assert done == [("a", 1), ("b", 1)]
