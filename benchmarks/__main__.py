@@ -51,7 +51,9 @@ def _draw(folder: Path) -> None:
     for path in sorted(FIGURES.glob("*.json")):
         figures = Figures.read(path)
         benchmark = _benchmark(path.stem)
-        tables = benchmark.tables(Run(benchmark, figures.options, None, ExitStack()))
+        # What was measured before an option was there has not got it.
+        options = {name: option.default for name, option in benchmark.options.items()} | dict(figures.options)
+        tables = benchmark.tables(Run(benchmark, options, None, ExitStack()))
         (folder / f"{path.stem}.svg").write_text(draw(benchmark.title, tables, figures))
 
 
