@@ -6,6 +6,7 @@ transaction has ended. A relay that was woken polls every few milliseconds for a
 times a second. It is only a hint: without it, an idle relay polls the outbox about twice a second.
 """
 
+import asyncio
 import logging
 import threading
 import time
@@ -14,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Pool, event
 
-from txbox.postgres.drivers.greenlets import in_greenlet
+from txbox.postgres.drivers.greenlets import cancel_later, in_greenlet
 from txbox.postgres.drivers.psycopg_connection import is_psycopg
 
 CHANNEL = "txbox_outbox"
@@ -59,9 +60,15 @@ class _Notifier:
             cursor.execute(f"NOTIFY {CHANNEL}")
             cursor.close()
             dbapi_connection.commit()
-        except Exception:  # noqa: BLE001 - a hint that was not given is no reason to fail what has committed
+        except BaseException as error:
+            # A hint that was not given is no reason to fail what has committed. SQLAlchemy's pool would lose the
+            # connection's place for good, if a listener raised anything.
             _log.debug("NOTIFY %s failed; an idle relay finds the message at its next poll", CHANNEL, exc_info=True)
             record.invalidate()
+            if isinstance(error, asyncio.CancelledError):
+                cancel_later()
+            elif not isinstance(error, Exception):
+                raise
 
 
 _PUBLISHED = "txbox_published"

@@ -92,8 +92,8 @@ class Outbox:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
             notify: wake idle relays by a NOTIFY after the business transaction, when the connection goes back to its
-                pool, at most four times a second. Without it, or with a connection that cannot (asyncio's), an idle
-                relay finds the message within 0.6 seconds.
+                pool, at most four times a second. Without it, or with a connection of psycopg's own, an idle relay
+                finds the message within 0.6 seconds.
             tracing: makes a span for each message; see ``txbox.instrumentation.opentelemetry_tracing``.
         """
         self.schema = schema

@@ -205,12 +205,15 @@ def _check_new(dbapi_connection: Any, record: Any) -> None:
         dbapi_connection.rollback()
     by_itself = dbapi_connection.autocommit
     dbapi_connection.autocommit = True  # one round trip instead of three
-    if isinstance(driver, psycopg.AsyncConnection):
-        pid = wait_for(_ask_pid(driver))
-    else:
-        with driver.cursor() as cursor:
-            (pid,) = cursor.execute(SERVER.backend_pid, prepare=False).fetchone()
-    dbapi_connection.autocommit = by_itself
+    try:
+        if isinstance(driver, psycopg.AsyncConnection):
+            pid = wait_for(_ask_pid(driver))
+        else:
+            with driver.cursor() as cursor:
+                (pid,) = cursor.execute(SERVER.backend_pid, prepare=False).fetchone()
+    finally:
+        if not driver.closed:
+            dbapi_connection.autocommit = by_itself
     _compare(driver, pid)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.orm import Session
 
 from txbox import InvalidConfiguration
-from txbox.postgres.drivers.greenlets import wait_for
+from txbox.postgres.drivers.greenlets import wait_for, without_own_cancellations
 
 
 def is_coroutine_function(handler: Any) -> bool:
@@ -34,7 +34,7 @@ def as_function(handler: Any, name: str) -> Callable[..., Any]:
     @wraps(handler)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [async_session(one) if isinstance(one, Session) else one for one in args]
-        return wait_for(handler(*given, **kwargs))
+        return without_own_cancellations(lambda: wait_for(handler(*given, **kwargs)))
 
     return call
 

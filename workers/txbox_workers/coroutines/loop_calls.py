@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from txbox.postgres.drivers.greenlets import run_in_greenlet
+from txbox.postgres.drivers.greenlets import cancel, run_in_greenlet
 
 T = TypeVar("T")
 
@@ -34,12 +34,12 @@ class LoopCalls:
         """Cancel the batches that run, for the loop itself; each once, as it has to roll back in peace."""
         for task in self._batches:
             if not task.cancelling():
-                task.cancel()
+                cancel(task)
 
     def cancel_calls(self) -> None:
         """Cancel what is no batch: the checks of a start."""
         for task in self._others:
-            task.cancel()
+            cancel(task)
 
     def _submit(self, work: Callable[[], T], tasks: "set[asyncio.Task[object]]") -> "Future[T]":
         assert self._loop is not None  # noqa: S101 - for the type checker: bound when the worker starts

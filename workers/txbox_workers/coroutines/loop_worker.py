@@ -22,6 +22,10 @@ class LoopWorker(Worker):
         self._calls = calls
         super().__init__(source, **options)
 
+    def refuse_running(self) -> None:
+        """Raise ``InvalidConfiguration`` if it runs already."""
+        self._refuse_running("make another one")
+
     def call_off(self) -> None:
         """Begin nothing more; ``stop`` waits for what was begun."""
         self._call_off()

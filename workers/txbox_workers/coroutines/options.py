@@ -12,6 +12,7 @@ from txbox.coroutines import AsyncInbox
 from txbox.effects import SqlEffect
 from txbox.instrumentation import Hook
 from txbox.leases import Ledger
+from txbox.leases.ledger import require_ledger
 from txbox.tracing import Tracing
 from txbox_workers.coroutines.handlers import as_function, session_factory
 from txbox_workers.coroutines.threaded_ledger import ThreadedLedger
@@ -113,6 +114,7 @@ def for_functions(of: str, options_type: type, options: Mapping[str, Any]) -> di
         if given.get(name) is not None:
             given[name] = as_function(given[name], f"{of}.{name}")
     if given.get("ledger") is not None:
+        require_ledger(given["ledger"], f"{of}.ledger")
         given["ledger"] = ThreadedLedger(given["ledger"], concurrency)
     if (engine := given.get("engine")) is not None:
         given["engine"] = _sync_engine(of, engine, concurrency)

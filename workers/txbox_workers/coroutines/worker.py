@@ -1,11 +1,13 @@
 """The worker for coroutine handlers."""
 
 import asyncio
+import contextvars
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self, Unpack
 
 from txbox import Outcome
@@ -91,8 +93,13 @@ class AsyncWorker:
 
     async def start(self) -> None:
         """Check what it works with, then begin on this event loop, and return; raises as ``Worker.start``."""
+        self._worker.refuse_running()  # before another loop takes the place of the one that it runs on
         self._calls.bind(asyncio.get_running_loop())
-        await _in_thread(self._worker.start, on_cancel=self._cancel_checks)
+        try:
+            await _in_thread(self._worker.start, on_cancel=self._cancel_checks)
+        except asyncio.CancelledError:
+            await self._give_up(None)
+            raise
 
     async def stop(self, timeout: float = STOP_SECONDS) -> bool:
         """Begin nothing more, and finish what was begun, within ``timeout`` seconds; returns as ``Worker.stop``."""
@@ -110,8 +117,8 @@ class AsyncWorker:
         ended = asyncio.Event()
         stopped: asyncio.Future[bool] | None = None
         with _signals(ended):
+            await self.start()
             try:
-                await self.start()
                 if started is not None:
                     started()
                 while not ended.is_set() and not self.stopping:
@@ -153,7 +160,7 @@ LOOK_SECONDS = 0.5
 
 async def _in_thread(function: Callable[[], Any], on_cancel: Callable[[], object] = lambda: None) -> Any:
     """Call what blocks in a thread, and wait for its end, also if cancelled: half a start would leave threads."""
-    call = asyncio.ensure_future(asyncio.to_thread(function))
+    call = _call_in_thread(function)
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
@@ -162,6 +169,33 @@ async def _in_thread(function: Callable[[], Any], on_cancel: Callable[[], object
         if not call.cancelled():
             call.exception()  # or else asyncio would say that it was never looked at
         raise
+
+
+def _call_in_thread(function: Callable[[], Any]) -> "asyncio.Future[Any]":
+    """Call in a thread of its own: the loop's own may be in use, by handlers or by others that wait for this one."""
+    loop = asyncio.get_running_loop()
+    call: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if call.cancelled():
+            return
+        if error is None:
+            call.set_result(result)
+        else:
+            call.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as raised:  # noqa: BLE001 - the loop raises it
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name="txbox-coroutines", daemon=True).start()
+    return call
 
 
 async def _within(event: asyncio.Event, seconds: float) -> None:

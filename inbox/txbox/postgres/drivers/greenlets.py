@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from txbox.errors import InvalidConfiguration
 
@@ -60,6 +61,44 @@ async def run_in_greenlet(function: Callable[P, T], /, *args: P.args, **kwargs: 
     from sqlalchemy.util import greenlet_spawn
 
     return await greenlet_spawn(partial(function, *args, **kwargs))
+
+
+def cancel(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task whose cancellations are not to be forgotten; see ``without_own_cancellations``."""
+    _cancelled.add(task)
+    task.cancel()
+
+
+def cancel_later() -> None:
+    """Have a cancellation that was caught in a greenlet raised again at the task's next wait."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+        task.cancel()
+
+
+def without_own_cancellations(call: Callable[[], T]) -> T:
+    """Call host's code in a greenlet, and forget the cancellations of its task that it has asked for itself.
+
+    A time-out that is made of ``task.cancel()`` without ``uncancel()``, as some libraries have it, would leave a task
+    that looks as if it was cancelled for good.
+    """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    try:
+        result = call()
+    except asyncio.CancelledError:
+        raise
+    except BaseException:
+        _forget(task, before)
+        raise
+    _forget(task, before)
+    return result
+
+
+def _forget(task: "asyncio.Task[Any] | None", before: int) -> None:
+    while task is not None and task not in _cancelled and task.cancelling() > before:
+        task.uncancel()
 
 
 def is_cancelled() -> bool:
@@ -102,3 +141,7 @@ def sleep(seconds: float) -> None:
 def call(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Call what blocks its thread, such as a client of AWS: from a greenlet in another thread, so the loop goes on."""
     return wait_for(asyncio.to_thread(function, *args, **kwargs)) if in_greenlet() else function(*args, **kwargs)
+
+
+_cancelled: "WeakSet[asyncio.Task[Any]]" = WeakSet()
+"""Tasks that ``cancel`` has cancelled."""

@@ -1,6 +1,7 @@
 """What is given to the wrong class is refused in words, and never with MissingGreenlet."""
 
 import asyncio
+from typing import Any
 
 import psycopg
 import pytest
@@ -76,3 +77,34 @@ async def test_a_connection_may_be_used_by_a_transaction_that_was_cancelled_only
         assert await inbox.record_many(connection, ["m-0", "m-1"]) == {"m-0"}
     await asynchronous.dispose()
     assert recorded(engine) == [("billing", "m-0"), ("billing", "m-1")]
+
+
+async def test_a_cancellation_while_relays_are_notified_gives_the_connection_back(
+    schema_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = psycopg.AsyncCursor.execute
+    cancelled = 0
+
+    async def cancelling(self: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal cancelled
+        task = asyncio.current_task()
+        if str(query).startswith("NOTIFY") and task is not None:
+            cancelled += 1
+            task.cancel()
+        return await execute(self, query, *args, **kwargs)
+
+    monkeypatch.setattr(psycopg.AsyncCursor, "execute", cancelling)
+    asynchronous = create_async_engine(schema_url, pool_size=1, max_overflow=0, pool_timeout=2)
+
+    async def publish() -> None:
+        async with asynchronous.begin() as connection:
+            await AsyncOutbox().publish(connection, "own:somewhere", "body")
+        await asyncio.sleep(0)
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(publish())
+    assert cancelled == 1
+    async with asynchronous.connect() as connection:
+        published = await connection.exec_driver_sql("SELECT count(*) FROM outbox_message")
+        assert published.scalar_one() == 1
+    await asynchronous.dispose()

@@ -97,6 +97,17 @@ async def cancels_what_it_waits_for(session: AsyncSession) -> None:
     await waits
 
 
+async def times_out_by_cancelling_itself(session: AsyncSession) -> None:
+    """As some libraries have it, without ``uncancel``."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        raise TimeoutError from None
+
+
 left: list[Any] = []
 
 
@@ -110,6 +121,7 @@ left: list[Any] = []
         (swallows_an_error, "TransactionAborted"),
         (raises_cancelled_error, "CancelledError"),
         (cancels_what_it_waits_for, "CancelledError"),
+        (times_out_by_cancelling_itself, "TimeoutError"),
     ],
 )
 def test_what_a_handler_must_not_do_is_its_message_s_failure_and_no_more(

@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -212,3 +214,54 @@ def test_a_run_that_is_cancelled_while_it_drains_waits_for_no_handler(
 
     asyncio.run(run())
     assert business.applied() == once("a")
+
+
+class SlowSource(MemorySource):
+    """One that takes its time to open, as a client of AWS may."""
+
+    def open(self) -> None:
+        time.sleep(0.5)  # nothing signals that a start was cancelled meanwhile
+
+
+def test_a_start_that_is_cancelled_leaves_nothing_at_work(business: Business, async_engine: Engines) -> None:
+    async def run() -> None:
+        source = SlowSource(messages("a"))
+        async with async_engine() as engine:
+            worker = make(source, engine)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1), worker:
+                    raise AssertionError("it has started in no time")
+            assert not worker.running
+            assert business.applied() == once("")
+            async with make(source, engine):
+                await until(lambda: business.applied() == once("a"))
+
+    asyncio.run(run())
+
+
+def test_a_second_run_is_refused_and_the_first_goes_on(business: Business, async_engine: Engines) -> None:
+    async def run() -> None:
+        source = MemorySource()
+        async with async_engine() as engine, make(source, engine) as worker:
+            with pytest.raises(InvalidConfiguration, match="running already"):
+                await worker.run()
+            source.send(messages("a")[0])
+            await until(lambda: business.applied() == once("a"))
+            assert worker.running
+
+    asyncio.run(run())
+
+
+def test_starts_and_stops_need_no_thread_of_the_loop_s_own(business: Business, async_engine: Engines) -> None:
+    async def run() -> None:
+        release = threading.Event()
+        asyncio.get_running_loop().set_default_executor(threads := ThreadPoolExecutor(1))
+        threads.submit(release.wait, 60)
+        async with async_engine() as engine:
+            async with asyncio.timeout(20):
+                async with make(MemorySource(messages("a")), engine):
+                    while business.applied() != once("a"):
+                        await asyncio.sleep(0.02)
+            release.set()
+
+    asyncio.run(run())
