@@ -17,6 +17,7 @@ The waiting thread then gets ``psycopg.OperationalError``, as for every lost con
 
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -272,12 +273,24 @@ class _Watchdog:
         with self._cutting:  # so that the connection is not closed meanwhile, and its number another one's
             if wait not in self._waits:
                 return
+            if _has_come(wait):  # and nothing reads it yet: its thread, or the event loop, is busy
+                wait.since, wait.asked = time.monotonic(), None
+                return
             wait.error = (
                 f"the database has not answered for {seconds:.0f} s, {why}; what was asked may have been done, or not"
             )
             with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(wait.driver.pgconn.socket)) as end:
                 end.shutdown(socket.SHUT_RDWR)
         _log.warning("a connection is closed: %s", wait.error)
+
+
+def _has_come(wait: _Wait) -> bool:
+    """Whether something has come from the server that was not read yet."""
+    try:
+        readable, _, _ = select.select([wait.driver.pgconn.socket], [], [], 0)
+    except (OSError, ValueError, psycopg.Error):  # closed since; or a number that select does not take
+        return False
+    return bool(readable)
 
 
 def _beside(driver: Any) -> dict[str, Any]:

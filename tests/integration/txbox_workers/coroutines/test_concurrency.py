@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry import trace
+from sqlalchemy import URL, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from support.txbox.events import Kept
 from support.txbox.traces import Traces, attributes
-from support.workers.async_worker import Engines, apply, make
+from support.workers.async_worker import Engines, apply, make, work_off
 from support.workers.business import Business, once
 from support.workers.fifo_source import FifoSource
 from support.workers.memory_worker import messages, numbered
 from txbox import Message
-from txbox.instrumentation import Settled
+from txbox.instrumentation import DatabaseLost, Settled
 from txbox.tracing.log_context import messages_in_hand
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
@@ -161,3 +163,33 @@ def test_each_handler_sees_its_own_message_in_the_log_and_in_its_span(
         assert one.parent is not None
         assert f"of {handled[one.parent.span_id]}" == one.name
     assert business.applied() == once(one.id for one in numbered(100))
+
+
+def test_a_handler_that_blocks_the_loop_has_no_connection_of_another_cut(business: Business, named_url: URL) -> None:
+    """The watchdog finds a server that is idle, as it has answered: the answer waits in the socket for the loop."""
+    runs: list[str] = []
+
+    async def run() -> Kept:
+        waiting = asyncio.Event()
+
+        async def handle(session: AsyncSession, message: Message) -> None:
+            runs.append(message.id)
+            if message.id == "blocks":
+                await waiting.wait()
+                time.sleep(4)
+                return
+            waiting.set()
+            await session.execute(text("SELECT pg_sleep(0.3)"))
+            await apply(session, message)
+
+        url = named_url.update_query_dict({"txbox_watchdog_seconds": "1"})
+        engine = create_async_engine(url, pool_size=5)
+        source = MemorySource(messages("blocks", "waits"))
+        kept = await work_off(source, engine, handle, batch_size=1, concurrency=2)
+        await engine.dispose()
+        return kept
+
+    kept = asyncio.run(run())
+    assert sorted(runs) == ["blocks", "waits"]
+    assert not kept.of(DatabaseLost)
+    assert business.applied() == once(["waits"])
