@@ -19,6 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from txbox import InvalidConfiguration, Message
 from txbox.message_types import MessageType
+from txbox.message_types.message_type import plain_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def message_arguments(handler: Any, name: str, *, after: int, batches: bool = Fa
         if batches:
             wanted = _item(wanted)
         both = takes_both(handler, after=after, batches=batches)
-        if wanted in _UNSAID or (isinstance(wanted, type) and issubclass(wanted, Message)):
+        plain = plain_type(wanted)
+        if plain in _UNSAID or (isinstance(plain, type) and issubclass(plain, Message)):
             if both:
                 raise InvalidConfiguration(f"it takes the message, and {parameters[after + 1].name} would be it again")
             return MessageArguments()

@@ -20,6 +20,25 @@ MAX_ERROR_CHARACTERS = 200
 """Of one of them: a validator of the host's may quote the body."""
 
 
+def plain_type(of: Any) -> Any:
+    """Return the type that an alias, a ``NewType`` or an ``Annotated`` stands for."""
+    while True:
+        if get_origin(of) is Annotated:
+            of = get_args(of)[0]
+        elif (beneath := getattr(of, "__supertype__", getattr(of, "__value__", None))) is not None:
+            of = beneath
+        else:
+            return of
+
+
+def _members(of: Any) -> list[Any]:
+    """Return the types of a union, or the one type."""
+    plain = plain_type(of)
+    if isinstance(plain, UnionType) or get_origin(plain) is Union:
+        return [member for part in get_args(plain) for member in _members(part)]
+    return [plain]
+
+
 class MessageType:
     """What a body is read as: a pydantic model, a dataclass, a ``TypedDict``, or a union or list of these.
 
@@ -39,7 +58,7 @@ class MessageType:
         """
         self.of = of
         self.name = name_of(of)
-        if of in _BODY_ITSELF or Message in get_args(of) or isinstance(of, TypeVar | str | dict):
+        if any(one in _BODY_ITSELF for one in _members(of)) or isinstance(of, TypeVar | str | dict):
             raise InvalidConfiguration(
                 f"{self.name} is no message type: a pydantic model, a dataclass, a TypedDict, or a union of these is; "
                 "for the body as it came, take the Message, and its body or text"

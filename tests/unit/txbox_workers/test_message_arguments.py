@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NewType, TypeAlias
 
 import pytest
 from pydantic import BaseModel, Field
@@ -76,6 +76,26 @@ def made(handler: Any, *, alone: bool = False, ledger: bool = False, batches: bo
     return getattr(arguments.message_type, "name", ""), arguments.with_message
 
 
+Renamed = NewType("Renamed", Message)
+
+
+def renamed(session: Session, message: Renamed) -> None: ...
+
+
+def renamed_batch(session: Session, messages: Sequence[Renamed]) -> None: ...
+
+
+def of_text_or_none(session: Session, body: str | None) -> None: ...
+
+
+def of_annotated_text(session: Session, body: Annotated[str, Field(title="body")]) -> None: ...
+
+
+def test_another_name_of_the_message_is_the_message() -> None:
+    assert made(renamed) == ("", False)
+    assert made(renamed_batch, batches=True) == ("", False)
+
+
 @pytest.mark.parametrize("handler", [plain, quoted, unsaid, anything, any_object, print, lambda *both: None])
 def test_a_handler_of_messages_is_given_messages_as_before(handler: Any) -> None:
     assert made(handler) == ("", False)
@@ -142,6 +162,8 @@ def one_of_a_batch(session: Session, purchase: Purchase) -> None: ...
         (hidden, r"^Worker.handler, parameter message: its annotation 'Hidden' cannot be looked up .*TYPE_CHECKING"),
         (hidden_in_a_list, "'Hidden' is not defined"),
         (of_text, "parameter body: str is no message type.* take the Message, and its body or text"),
+        (of_text_or_none, "is no message type.* take the Message"),
+        (of_annotated_text, "is no message type.* take the Message"),
         (of_session, "parameter other: Session is no message type that pydantic can read"),
         (twice, "parameter message: it takes the message, and again would be it again"),
         (third, r"is called with \(session, message\) here, and third takes"),
