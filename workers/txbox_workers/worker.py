@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TypeVar, Unpack
 
-from txbox import Outcome, TxboxError
+from txbox import InvalidConfiguration, Outcome, TxboxError
 from txbox.instrumentation import (
     DatabaseLost,
     DatabaseRestored,
@@ -56,6 +56,7 @@ class Worker(Service):
     """
 
     _of = ""
+    _on_loop = False
 
     @lists_options(WorkerOptions)
     def __init__(self, source: Source, **options: Unpack[WorkerOptions]) -> None:
@@ -72,6 +73,8 @@ class Worker(Service):
         of = self._of or type(self).__name__
         require_source(source, f"{of}.source")
         valid = valid_options(of, WorkerOptions, options)
+        if valid.engine is not None and valid.engine.dialect.is_async and not self._on_loop:
+            raise InvalidConfiguration(f"{of}.engine must be one of create_engine; an async one is for AsyncWorker")
         limit = valid.limit_seconds(source.visibility_seconds)
         super().__init__()
         self._stopping = GreenletEvent()

@@ -85,10 +85,10 @@ class PostgresLedger:
         Raises:
             InvalidConfiguration: an argument cannot work.
         """
-        if not isinstance(engine, Engine):
+        if not isinstance(engine, Engine) or engine.dialect.is_async:
             raise InvalidConfiguration(
-                f"PostgresLedger.engine must be an SQLAlchemy Engine, not {type(engine).__name__}; "
-                "create_engine(url) makes one"
+                f"PostgresLedger.engine must be an SQLAlchemy Engine, not {type(engine).__name__}; create_engine(url) "
+                "makes one, also beside coroutines: leases are renewed by threads"
             )
         self._subscriber_id = valid_subscriber_id(subscriber_id, "PostgresLedger.subscriber_id")
         self._ages = AgeJudge(

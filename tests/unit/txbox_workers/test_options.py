@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from support.aws.queues import QUEUE
@@ -79,6 +80,15 @@ ALONE: dict[str, Any] = {**BESIDE, "ledger": None}
         ({"transaction_seconds": math.nan}, r"Worker\.transaction_seconds must be more than 0"),
     ],
 )
+def test_an_engine_for_coroutines_is_refused() -> None:
+    engine = create_async_engine("postgresql+psycopg://nowhere")
+    with pytest.raises(InvalidConfiguration, match=r"Worker\.engine must be one of create_engine"):
+        Worker(MemorySource(), inbox=Inbox("billing"), engine=engine.sync_engine, handler=lambda session, message: None)
+    for given in (engine, engine.sync_engine):
+        with pytest.raises(InvalidConfiguration, match="also beside coroutines"):
+            PostgresLedger("billing", engine=given)  # type: ignore[arg-type]
+
+
 def test_what_cannot_work_is_refused_at_once(options: dict[str, Any], text: str) -> None:
     arguments: dict[str, Any] = {"ledger": LEDGER, "handler": print, **options}
     with pytest.raises(InvalidConfiguration, match=text):

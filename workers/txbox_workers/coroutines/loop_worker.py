@@ -16,6 +16,8 @@ T = TypeVar("T")
 class LoopWorker(Worker):
     """Runs its processor on an event loop. Its own methods are called from other threads than the loop's."""
 
+    _on_loop = True
+
     def __init__(self, source: Source, calls: LoopCalls, *, of: str, **options: Any) -> None:
         """Take the calls to the loop, and what the class is called in errors."""
         self._of = of
