@@ -80,15 +80,6 @@ ALONE: dict[str, Any] = {**BESIDE, "ledger": None}
         ({"transaction_seconds": math.nan}, r"Worker\.transaction_seconds must be more than 0"),
     ],
 )
-def test_an_engine_for_coroutines_is_refused() -> None:
-    engine = create_async_engine("postgresql+psycopg://nowhere")
-    with pytest.raises(InvalidConfiguration, match=r"Worker\.engine must be one of create_engine"):
-        Worker(MemorySource(), inbox=Inbox("billing"), engine=engine.sync_engine, handler=lambda session, message: None)
-    for given in (engine, engine.sync_engine):
-        with pytest.raises(InvalidConfiguration, match="also beside coroutines"):
-            PostgresLedger("billing", engine=given)  # type: ignore[arg-type]
-
-
 def test_what_cannot_work_is_refused_at_once(options: dict[str, Any], text: str) -> None:
     arguments: dict[str, Any] = {"ledger": LEDGER, "handler": print, **options}
     with pytest.raises(InvalidConfiguration, match=text):
@@ -176,3 +167,12 @@ def test_how_long_a_transaction_may_take(
 ) -> None:
     options = ValidOptions(of="Worker", ledger=LEDGER, handler=print, transaction_seconds=given)
     assert options.limit_seconds(visibility_seconds) == limit_seconds
+
+
+def test_an_engine_for_coroutines_is_refused() -> None:
+    engine = create_async_engine("postgresql+psycopg://nowhere")
+    with pytest.raises(InvalidConfiguration, match=r"Worker\.engine must be one of create_engine"):
+        Worker(MemorySource(), inbox=Inbox("billing"), engine=engine.sync_engine, handler=lambda session, message: None)
+    for given in (engine, engine.sync_engine):
+        with pytest.raises(InvalidConfiguration, match="also beside coroutines"):
+            PostgresLedger("billing", engine=given)  # type: ignore[arg-type]
