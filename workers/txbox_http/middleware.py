@@ -84,6 +84,8 @@ class IdempotencyMiddleware:
                 if self._covers(request):
                     await self._once(request)
             await self._app(scope, exchange.receive, exchange.send)
+            if exchange.failure is None:
+                await exchange.end()
             if exchange.work is None or exchange.is_answered:
                 return None
             error = exchange.failure or RuntimeError("the application has returned without a whole response")
