@@ -10,10 +10,14 @@ import anyio
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Send
 
-from txbox.errors import InvalidConfiguration
+from txbox.errors import EffectUnknown, InvalidConfiguration
 from txbox_http.answer import Answer
 from txbox_http.problems import problem
 from txbox_http.strength import Answered, Work
+
+
+class NotWhole(EffectUnknown):
+    """The response is not whole; the handler may have had its effect."""
 
 
 class Exchange:
@@ -129,6 +133,14 @@ class Exchange:
         """Settle the work, where the last part has not done so: the application has returned without an error."""
         if self.work is not None and self._start is not None and self._is_ended and not self.is_answered:
             await self._settle(self.work, self._start)
+
+    def as_unknown(self, error: BaseException) -> BaseException:
+        """Return with what to give the work up: an error after the response has begun does not undo its effect."""
+        if self._start is None or not isinstance(error, Exception):
+            return error
+        unknown = NotWhole(f"the response was begun, and then failed: {error!r}")
+        unknown.__cause__ = error
+        return unknown
 
     async def _settle(self, work: Work, start: Message) -> None:
         headers = tuple((bytes(name).lower(), bytes(value)) for name, value in start.get("headers", ()))

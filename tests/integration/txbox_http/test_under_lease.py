@@ -11,6 +11,9 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from support.txbox.leases import Store, acquired, dynamodb_store, postgres_store
 from support.web.service import Purchase, buy, served
@@ -106,6 +109,25 @@ def test_after_a_failure_the_key_is_free_and_the_next_attempt_knows_what_is_unkn
     # The same request: the ledger has the fingerprint of the first.
     buy(client, "k1", then=then)
     assert bank.charged == [("tea", 0), ("tea", unknown)]
+
+
+@pytest.mark.parametrize("how", ["fails", "is cut"])
+def test_after_a_response_that_is_not_whole_the_next_attempt_is_told(engine: Engine, how: str) -> None:
+    once = Idempotency(UnderLease(PostgresLedger("charging", engine=engine)), caller=everyone)
+    told = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        lease = await once(Request(scope, receive))
+        told.append(lease.unknown_attempts)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        if how == "fails":
+            raise ZeroDivisionError
+
+    client = TestClient(IdempotencyMiddleware(app, once), raise_server_exceptions=False)
+    for _ in range(2):
+        assert client.post("/", headers={"idempotency-key": "k1"}).status_code == 500
+    assert told == [0, 1]
 
 
 def test_a_response_that_is_too_large_is_sent_once_and_its_effect_is_not_repeated(
