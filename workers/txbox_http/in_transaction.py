@@ -14,14 +14,14 @@ import json
 from typing import Any, cast
 
 import anyio
-from sqlalchemy import event
+from sqlalchemy import event, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.concurrency import run_in_threadpool
 
 from txbox.backoff import Backoff
 from txbox.coroutines import AsyncInbox
-from txbox.errors import InFlight, InvalidConfiguration, TransactionEnded
+from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.guards.transaction_guard import left_in_use, refuse_aborted
@@ -37,6 +37,9 @@ RUNS = 6
 
 BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
 """Between those runs."""
+
+_NOT_ABORTED = select(1)
+"""Is refused after a statement that has failed; COMMIT is not: Postgres rolls back, and drivers say nothing."""
 
 Sessions = async_sessionmaker[Any] | sessionmaker[Any]
 
@@ -110,7 +113,7 @@ class InTransaction:
 
     async def begin_without_key(self) -> "SessionWork":
         """Begin a transaction in which nothing is recorded."""
-        return SessionWork(self._sessions(), self._max_response_bytes)
+        return SessionWork(self._sessions(), None)
 
     def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
         """Record a request; return what is known of it if it is a duplicate."""
@@ -157,9 +160,9 @@ class SessionWork:
 
     may_run_again = True
 
-    def __init__(self, session: AsyncSession | Session, max_response_bytes: int) -> None:
+    def __init__(self, session: AsyncSession | Session, max_response_bytes: int | None) -> None:
         self.subject = session
-        self.max_response_bytes: int | None = max_response_bytes
+        self.max_response_bytes = max_response_bytes
         self._session: Session = session.sync_session if isinstance(session, AsyncSession) else session
         self._keep: tuple[InTransaction, KeyedRequest] | None = None
         self._is_ours = False
@@ -207,6 +210,11 @@ class SessionWork:
             session.flush()
             strength, keyed = self._keep
             strength.keep(session, keyed, answer)
+        elif session.in_transaction():
+            if left_in_use(session.connection()):
+                raise StatementLeftOpen
+            session.flush()
+            session.execute(_NOT_ABORTED)
         self._is_ours = True
         session.commit()
 

@@ -262,6 +262,25 @@ def test_a_handler_that_ends_the_transaction_is_told_so_and_nothing_is_said_to_b
     assert business.recorded() == ({"k1"} if how.startswith("COMMIT") else set())
 
 
+@pytest.mark.parametrize("driver", ["async", "asyncpg"])
+def test_without_a_key_too_a_swallowed_error_is_not_said_to_be_done_and_a_response_may_be_large(
+    serve: Serve, business: Business, driver: str
+) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        session = await once(request)
+        if "large" in request.query_params:
+            return PlainTextResponse("x" * 2_000_000)
+        await apply(session)
+        with pytest.raises(Exception, match="division"):
+            await session.execute(text("SELECT 1/0"))
+        return Response(status_code=201)
+
+    with serve(handler, style=driver, required=False) as client:
+        assert client.post("/").status_code == 500
+        assert client.post("/?large").status_code == 200
+    assert business.applied() == {}
+
+
 def test_a_stream_of_the_driver_that_a_handler_leaves_open_does_not_hold_the_service_up(
     serve: Serve, business: Business, errors: list[BaseException]
 ) -> None:
