@@ -118,7 +118,7 @@ class InTransaction:
     def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
         """Record a request; return what is known of it if it is a duplicate."""
         for _ in range(RUNS):
-            if self._inbox.record(session, keyed.message_id, keyed.body):
+            if self._inbox.record(session, keyed.message_id, keyed.body, sent_at=keyed.sent_at):
                 return None
             if (row := self._fetch(session, self._statements.find, keyed)) is not None:
                 return tuple(row)
