@@ -107,7 +107,11 @@ class Exchange:
             self.is_answered = True
             await self._send(message)
             return
-        if message["type"] == "http.response.start":
+        if message["type"] == "http.response.debug":
+            await self._send(message)  # for Starlette's TestClient
+        elif message["type"] in ("http.response.early_hint", "http.response.trailers"):
+            return  # a hint would come too late, and trailers are not kept
+        elif message["type"] == "http.response.start":
             self._start = message
         elif message["type"] == "http.response.body" and self._start is not None:
             part = message.get("body", b"")

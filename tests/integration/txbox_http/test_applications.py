@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
@@ -21,6 +21,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from support.waiting import wait_until
@@ -216,6 +217,26 @@ def test_a_stream_whose_client_leaves_is_kept_whole(serve: Serve, business: Busi
         wait_until(lambda: business.recorded() == {"k1"}, "it has committed")
         again = client.post("/", **POST)
     assert again.content == b"ab"
+
+
+def test_messages_beside_the_response_do_not_fail_it_and_are_not_kept(schema_url: str, business: Business) -> None:
+    engine = create_engine(schema_url)
+    once = Idempotency(InTransaction(sessionmaker(engine), Inbox("billing")), caller=everyone)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await once(Request(scope, receive))
+        await send({"type": "http.response.debug", "info": {"a": 1}})  # of a template, for TestClient
+        await send({"type": "http.response.early_hint", "links": []})
+        await send({"type": "http.response.start", "status": 201, "headers": [], "trailers": True})
+        await send({"type": "http.response.body", "body": b"a"})
+        await send({"type": "http.response.trailers", "headers": [(b"b", b"c")]})
+
+    client = TestClient(IdempotencyMiddleware(app, once))
+    first, again = (client.post("/", **POST) for _ in range(2))
+    engine.dispose()
+    assert first.extensions["http.response.debug"] == {"a": 1}
+    assert (first.status_code, first.content, again.status_code, again.content) == (201, b"a", 201, b"a")
+    assert business.recorded() == {"k1"}
 
 
 def test_a_background_task_runs_after_the_commit_and_not_for_a_repeat(serve: Serve, business: Business) -> None:
