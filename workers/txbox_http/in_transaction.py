@@ -9,6 +9,7 @@ A process that is killed before the commit leaves nothing, and a repeat runs. Ki
 reached the client: a repeat gets the response that was kept.
 """
 
+import asyncio
 import itertools
 import json
 from typing import Any, cast
@@ -170,10 +171,20 @@ class SessionWork:
         event.listen(self._session, "before_commit", self._refuse_commit)
 
     async def call(self, function: Any, *arguments: Any) -> Any:
-        """Call a function with the session: in a greenlet, or in a thread."""
+        """Call a function with the session: in a greenlet, or in a thread, whose end a cancellation awaits."""
         if isinstance(self.subject, AsyncSession):
             return await self.subject.run_sync(function, *arguments)
-        return await run_in_threadpool(function, self._session, *arguments)
+        call = asyncio.ensure_future(run_in_threadpool(function, self._session, *arguments))
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):  # which does not hold off task.cancel() of asyncio
+            while not call.done():
+                try:
+                    await asyncio.wait([call])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        if cancelled is not None:
+            raise cancelled from call.exception()
+        return call.result()
 
     def keep_with(self, strength: InTransaction, keyed: KeyedRequest) -> None:
         """Note that the request is recorded, and its answer is to be kept."""
