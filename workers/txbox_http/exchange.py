@@ -6,13 +6,18 @@ leaves before its work is settled: a client never hears of an effect that was ro
 
 from collections.abc import Callable
 
+import anyio
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Send
 
-from txbox.errors import InvalidConfiguration
+from txbox.errors import EffectUnknown, InvalidConfiguration
 from txbox_http.answer import Answer
 from txbox_http.problems import problem
 from txbox_http.strength import Answered, Work
+
+
+class NotWhole(EffectUnknown):
+    """The response is not whole; the handler may have had its effect."""
 
 
 class Exchange:
@@ -43,9 +48,11 @@ class Exchange:
         self.work: Work | None = None
         self.is_begun = False
         self.is_answered = False  # or what answers it has begun to leave
+        self._answered = anyio.Event()
         self.failure: BaseException | None = None
         self._start: Message | None = None
         self._body = bytearray()
+        self._is_ended = False
 
     def rewind(self) -> bool:
         """Prepare for another run of the application; return whether that is possible."""
@@ -66,6 +73,8 @@ class Exchange:
             return self._messages[self._next - 1]
         message = await self._read()
         self._next = len(self._messages)
+        if message["type"] == "http.disconnect" and self.work is not None and self._is_whole:
+            await self._answered.wait()  # a stream would stop here, and what there is of it look like the whole
         return message
 
     async def read_body(self) -> bytes | None:
@@ -77,8 +86,10 @@ class Exchange:
 
     async def _read(self) -> Message:
         message = await self._receive()
-        if message["type"] == "http.request" and not (self._is_whole or self._is_too_large):
+        if message["type"] == "http.request" and not self._is_whole:
             self._is_whole = not message.get("more_body", False)
+            if self._is_too_large:
+                return message
             self._size += len(message.get("body", b""))
             self._messages.append(message)
             if self._size > self._max_request_bytes:
@@ -87,18 +98,28 @@ class Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Take the next part of the response; with the last one its work is settled, and all of it is sent."""
+        """Take the next part of the response; with the last one its work is settled, and all of it is sent.
+
+        BaseHTTPMiddleware of Starlette ends a body with an empty part also if its stream has failed, and raises the
+        error after that. So where such an end may be a cut, ``end`` settles the work.
+        """
         if self.work is None:
             self.is_answered = True
             await self._send(message)
             return
-        if message["type"] == "http.response.start":
+        if message["type"] == "http.response.debug":
+            await self._send(message)  # for Starlette's TestClient
+        elif message["type"] in ("http.response.early_hint", "http.response.trailers"):
+            return  # a hint would come too late, and trailers are not kept
+        elif message["type"] == "http.response.start":
             self._start = message
         elif message["type"] == "http.response.body" and self._start is not None:
-            self._body += message.get("body", b"")
+            part = message.get("body", b"")
+            self._body += part
+            self._is_ended = not message.get("more_body", False)
             try:
                 self._refuse_large(self.work)
-                if not message.get("more_body", False):
+                if self._is_ended and (part or self._is_surely_whole(self._start)):
                     await self._settle(self.work, self._start)
             except BaseException as error:
                 self.failure = error  # what is around the application's send may wrap it
@@ -107,6 +128,23 @@ class Exchange:
             raise InvalidConfiguration(
                 f"{message['type']} cannot be kept: answer with a response whose body the application sends itself"
             )
+
+    def _is_surely_whole(self, start: Message) -> bool:
+        lengths = [bytes(value) for name, value in start.get("headers", ()) if bytes(name).lower() == b"content-length"]
+        return start["status"] in (204, 304) or lengths == [b"%d" % len(self._body)]
+
+    async def end(self) -> None:
+        """Settle the work, where the last part has not done so: the application has returned without an error."""
+        if self.work is not None and self._start is not None and self._is_ended and not self.is_answered:
+            await self._settle(self.work, self._start)
+
+    def as_unknown(self, error: BaseException) -> BaseException:
+        """Return with what to give the work up: an error after the response has begun does not undo its effect."""
+        if self._start is None or not isinstance(error, Exception):
+            return error
+        unknown = NotWhole(f"the response was begun, and then failed: {error!r}")
+        unknown.__cause__ = error
+        return unknown
 
     async def _settle(self, work: Work, start: Message) -> None:
         headers = tuple((bytes(name).lower(), bytes(value)) for name, value in start.get("headers", ()))
@@ -128,5 +166,6 @@ class Exchange:
     async def answer(self, answer: Answer) -> None:
         """Send an answer."""
         self.is_answered = True
+        self._answered.set()
         for message in answer.messages():
             await self._send(message)

@@ -6,6 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from txbox.errors import InvalidConfiguration
+from txbox.message import time_of_id
 from txbox_http.exchange import Exchange
 from txbox_http.keys import InvalidKey, key_of, message_id, request_fingerprint
 from txbox_http.problems import DOCUMENTATION, problem
@@ -118,6 +119,7 @@ class Idempotency:
                 KeyedRequest(
                     request,
                     message_id(key, caller),
+                    time_of_id(key),
                     body,
                     self._fingerprint(request.scope, body),
                     self.documentation,

@@ -9,19 +9,20 @@ A process that is killed before the commit leaves nothing, and a repeat runs. Ki
 reached the client: a repeat gets the response that was kept.
 """
 
+import asyncio
 import itertools
 import json
 from typing import Any, cast
 
 import anyio
-from sqlalchemy import event
+from sqlalchemy import event, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.concurrency import run_in_threadpool
 
 from txbox.backoff import Backoff
 from txbox.coroutines import AsyncInbox
-from txbox.errors import InFlight, InvalidConfiguration, TransactionEnded
+from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.guards.transaction_guard import left_in_use, refuse_aborted
@@ -37,6 +38,9 @@ RUNS = 6
 
 BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
 """Between those runs."""
+
+_NOT_ABORTED = select(1)
+"""Is refused after a statement that has failed; COMMIT is not: Postgres rolls back, and drivers say nothing."""
 
 Sessions = async_sessionmaker[Any] | sessionmaker[Any]
 
@@ -110,12 +114,12 @@ class InTransaction:
 
     async def begin_without_key(self) -> "SessionWork":
         """Begin a transaction in which nothing is recorded."""
-        return SessionWork(self._sessions(), self._max_response_bytes)
+        return SessionWork(self._sessions(), None)
 
     def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
         """Record a request; return what is known of it if it is a duplicate."""
         for _ in range(RUNS):
-            if self._inbox.record(session, keyed.message_id, keyed.body):
+            if self._inbox.record(session, keyed.message_id, keyed.body, sent_at=keyed.sent_at):
                 return None
             if (row := self._fetch(session, self._statements.find, keyed)) is not None:
                 return tuple(row)
@@ -157,9 +161,9 @@ class SessionWork:
 
     may_run_again = True
 
-    def __init__(self, session: AsyncSession | Session, max_response_bytes: int) -> None:
+    def __init__(self, session: AsyncSession | Session, max_response_bytes: int | None) -> None:
         self.subject = session
-        self.max_response_bytes: int | None = max_response_bytes
+        self.max_response_bytes = max_response_bytes
         self._session: Session = session.sync_session if isinstance(session, AsyncSession) else session
         self._keep: tuple[InTransaction, KeyedRequest] | None = None
         self._is_ours = False
@@ -167,10 +171,20 @@ class SessionWork:
         event.listen(self._session, "before_commit", self._refuse_commit)
 
     async def call(self, function: Any, *arguments: Any) -> Any:
-        """Call a function with the session: in a greenlet, or in a thread."""
+        """Call a function with the session: in a greenlet, or in a thread, whose end a cancellation awaits."""
         if isinstance(self.subject, AsyncSession):
             return await self.subject.run_sync(function, *arguments)
-        return await run_in_threadpool(function, self._session, *arguments)
+        call = asyncio.ensure_future(run_in_threadpool(function, self._session, *arguments))
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):  # which does not hold off task.cancel() of asyncio
+            while not call.done():
+                try:
+                    await asyncio.wait([call])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        if cancelled is not None:
+            raise cancelled from call.exception()
+        return call.result()
 
     def keep_with(self, strength: InTransaction, keyed: KeyedRequest) -> None:
         """Note that the request is recorded, and its answer is to be kept."""
@@ -207,6 +221,11 @@ class SessionWork:
             session.flush()
             strength, keyed = self._keep
             strength.keep(session, keyed, answer)
+        elif session.in_transaction():
+            if left_in_use(session.connection()):
+                raise StatementLeftOpen
+            session.flush()
+            session.execute(_NOT_ABORTED)
         self._is_ours = True
         session.commit()
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from txbox.backoff import Backoff
 from txbox.postgres.sqlstates import is_retryable
-from txbox_http.exchange import Exchange
+from txbox_http.exchange import Exchange, NotWhole
 from txbox_http.idempotency import EXCHANGES, Idempotency
 from txbox_http.problems import conflict
 from txbox_http.strength import Answered
@@ -84,12 +84,14 @@ class IdempotencyMiddleware:
                 if self._covers(request):
                     await self._once(request)
             await self._app(scope, exchange.receive, exchange.send)
+            if exchange.failure is None:
+                await exchange.end()
             if exchange.work is None or exchange.is_answered:
                 return None
-            error = exchange.failure or RuntimeError("the application has returned without a whole response")
+            error = exchange.failure or NotWhole("the application has returned without a whole response")
         except BaseException as raised:  # noqa: BLE001 - it is raised again, unless it has an answer
             error = exchange.failure or raised
         if exchange.work is not None:
             with anyio.CancelScope(shield=True):
-                await exchange.work.abandon(error)
+                await exchange.work.abandon(exchange.as_unknown(error))
         return error

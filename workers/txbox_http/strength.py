@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 from starlette.concurrency import run_in_threadpool
@@ -34,6 +35,7 @@ class KeyedRequest:
     Attributes:
         request: the request.
         message_id: made of its key.
+        sent_at: when its key was made, if that can be read in it.
         body: all of it.
         fingerprint: the SHA-256 that tells it from others.
         documentation: where problems lead to.
@@ -41,6 +43,7 @@ class KeyedRequest:
 
     request: Request
     message_id: str
+    sent_at: datetime | None
     body: bytes
     fingerprint: bytes
     documentation: str

@@ -18,7 +18,6 @@ from txbox.errors import EffectUnknown, ResultNotStored
 from txbox.leases.lease import LEASE_SECONDS, Lease
 from txbox.leases.ledger import Ledger, require_ledger
 from txbox.leases.runner import LeaseRunner, WorkResult, refuse_expired
-from txbox.message import time_of_id
 from txbox.outcome import Outcome
 from txbox_http.answer import Answer, decoded, encoded
 from txbox_http.problems import problem_of
@@ -80,7 +79,7 @@ class UnderLease:
         ended: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         async def work(lease: Lease) -> Answer:
-            await asyncio.to_thread(refuse_expired, self._ledger, lease, time_of_id(keyed.message_id))
+            await asyncio.to_thread(refuse_expired, self._ledger, lease, keyed.sent_at)
             lease.begin_work()
             acquired.set_result(lease)
             return await ended

@@ -1,24 +1,30 @@
 """What applications do: streams, background tasks, commits of their own; plain handlers of Starlette."""
 
+import socket
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
+from support.waiting import wait_until
 from support.web.service import engine_for, served
 from support.workers.business import APPLY, Business
 from txbox import Inbox, InvalidConfiguration, StatementLeftOpen, TransactionEnded
@@ -121,10 +127,6 @@ def test_without_the_middleware_the_application_is_told_what_is_missing() -> Non
 
 
 def test_middlewares_of_the_application_may_stand_on_either_side(serve: Serve, business: Business) -> None:
-    async def pass_on(request: Request, call_next: Any) -> Response:
-        response: Response = await call_next(request)
-        return response
-
     async def handler(once: Idempotency, request: Request) -> Response:
         session = await once(request)
         await apply(session)
@@ -163,6 +165,78 @@ def test_a_stream_is_held_until_the_commit_and_kept_whole(serve: Serve, business
         first, again = (client.post("/", **POST) for _ in range(2))
     assert (first.content, again.content) == (b"ab", b"ab")
     assert business.applied() == {"tea": 1}
+
+
+async def pass_on(request: Request, call_next: Any) -> Response:
+    """As a middleware, take the answer apart and put it together again."""
+    response: Response = await call_next(request)
+    return response
+
+
+@pytest.mark.parametrize("parts_before", [0, 1])
+def test_a_stream_that_fails_is_rolled_back_though_a_middleware_has_ended_its_body(
+    serve: Serve, business: Business, errors: list[BaseException], parts_before: int
+) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        await apply(await once(request))
+
+        async def parts() -> AsyncIterator[bytes]:
+            for _ in range(parts_before):
+                yield b"a"
+            raise ZeroDivisionError
+
+        return StreamingResponse(parts())
+
+    with serve(handler, around=pass_on) as client:
+        assert client.post("/", **POST).status_code == 500
+    assert isinstance(errors.pop(), ZeroDivisionError)
+    assert business.applied() == {}
+
+
+def test_a_stream_whose_client_leaves_is_kept_whole(serve: Serve, business: Business) -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    async def handler(once: Idempotency, request: Request) -> Response:
+        await apply(await once(request))
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"a"
+            entered.set()
+            await run_in_threadpool(left.wait, 30)
+            # Time for what would stop the stream: nothing says that it is not going to.
+            await anyio.sleep(0.2)
+            yield b"b"
+
+        return StreamingResponse(parts())
+
+    with serve(handler, around=pass_on) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+            connection.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k1\r\nContent-Length: 3\r\n\r\ntea")
+            assert entered.wait(30)
+        left.set()
+        wait_until(lambda: business.recorded() == {"k1"}, "it has committed")
+        again = client.post("/", **POST)
+    assert again.content == b"ab"
+
+
+def test_messages_beside_the_response_do_not_fail_it_and_are_not_kept(schema_url: str, business: Business) -> None:
+    engine = create_engine(schema_url)
+    once = Idempotency(InTransaction(sessionmaker(engine), Inbox("billing")), caller=everyone)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await once(Request(scope, receive))
+        await send({"type": "http.response.debug", "info": {"a": 1}})  # of a template, for TestClient
+        await send({"type": "http.response.early_hint", "links": []})
+        await send({"type": "http.response.start", "status": 201, "headers": [], "trailers": True})
+        await send({"type": "http.response.body", "body": b"a"})
+        await send({"type": "http.response.trailers", "headers": [(b"b", b"c")]})
+
+    client = TestClient(IdempotencyMiddleware(app, once))
+    first, again = (client.post("/", **POST) for _ in range(2))
+    engine.dispose()
+    assert first.extensions["http.response.debug"] == {"a": 1}
+    assert (first.status_code, first.content, again.status_code, again.content) == (201, b"a", 201, b"a")
+    assert business.recorded() == {"k1"}
 
 
 def test_a_background_task_runs_after_the_commit_and_not_for_a_repeat(serve: Serve, business: Business) -> None:
@@ -207,6 +281,25 @@ def test_a_handler_that_ends_the_transaction_is_told_so_and_nothing_is_said_to_b
     # SQL of the handler's own can commit what it has done; a repeat does not do it again.
     assert business.applied() == ({"tea": 1} if how.startswith("COMMIT") else {})
     assert business.recorded() == ({"k1"} if how.startswith("COMMIT") else set())
+
+
+@pytest.mark.parametrize("driver", ["async", "asyncpg"])
+def test_without_a_key_too_a_swallowed_error_is_not_said_to_be_done_and_a_response_may_be_large(
+    serve: Serve, business: Business, driver: str
+) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        session = await once(request)
+        if "large" in request.query_params:
+            return PlainTextResponse("x" * 2_000_000)
+        await apply(session)
+        with pytest.raises(Exception, match="division"):
+            await session.execute(text("SELECT 1/0"))
+        return Response(status_code=201)
+
+    with serve(handler, style=driver, required=False) as client:
+        assert client.post("/").status_code == 500
+        assert client.post("/?large").status_code == 200
+    assert business.applied() == {}
 
 
 def test_a_stream_of_the_driver_that_a_handler_leaves_open_does_not_hold_the_service_up(

@@ -1,13 +1,15 @@
 """Requests that are cancelled in their handlers, as by a server that shuts down: nothing is left behind."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import sessionmaker
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -56,6 +58,46 @@ def test_its_transaction_is_rolled_back_and_its_connection_given_back(
 
     asyncio.run(main())
     assert business.applied() == {}
+    assert business.recorded() == set()
+
+
+def test_its_session_is_not_closed_while_a_thread_works_on_it(schema_url: str, business: Business) -> None:
+    entered, free = threading.Event(), threading.Event()
+    engine = create_engine(schema_url)
+    once = Idempotency(InTransaction(sessionmaker(engine), Inbox("billing")), caller=everyone)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def wait(*_: object) -> None:
+        entered.set()
+        assert free.wait(30)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await once(Request(scope, receive))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_: Any) -> None:
+        raise AssertionError("nothing is to be answered")
+
+    async def main() -> None:
+        task = asyncio.create_task(IdempotencyMiddleware(app, once)(dict(SCOPE), receive, send))
+        await asyncio.to_thread(entered.wait, 30)
+        for _ in range(2):
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=0.2)
+            assert not done
+        free.set()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+    try:
+        asyncio.run(main())
+    finally:
+        free.set()
+        engine.dispose()
     assert business.recorded() == set()
 
 

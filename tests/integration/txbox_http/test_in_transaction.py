@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from support.postgres.statements import run
+from support.txbox.horizon import LONG_AGO, id_of, move_horizon
 from support.web.service import STYLES, buy, served, service
 from support.workers.business import Business
 from txbox import Inbox
@@ -75,6 +76,15 @@ def test_callers_have_keys_of_their_own(shop: httpx2.Client, business: Business)
     assert [response.json()["item"] for response in (ada, bob, nameless)] == ["tea", "coffee", "milk"]
     assert business.recorded() == {"ada k1", "bob k1", "k1"}
     assert buy(shop, "ada%20k1".replace("%20", " ")).status_code == 400  # what would be another caller's id is no key
+
+
+def test_a_callers_key_from_before_the_horizon_is_refused(
+    shop: httpx2.Client, business: Business, engine: Engine
+) -> None:
+    move_horizon(engine)
+    expired = buy(shop, id_of(LONG_AGO), **{"x-user": "ada"})
+    assert (expired.status_code, expired.json()["type"].rpartition("#")[2]) == (422, "key-expired")
+    assert business.applied() == Counter()
 
 
 def test_a_response_that_outlives_its_id_is_not_given_for_a_later_one(

@@ -11,12 +11,17 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
+from support.txbox.horizon import LONG_AGO, id_of, move_horizon
 from support.txbox.leases import Store, acquired, dynamodb_store, postgres_store
 from support.web.service import Purchase, buy, served
 from txbox.errors import EffectUnknown
 from txbox.leases import Lease, Ledger, PostgresLedger
 from txbox_http import Idempotency, IdempotencyMiddleware, UnderLease, everyone
+from txbox_http.idempotency import Caller
 
 
 @pytest.fixture(params=["postgres", "dynamodb"])
@@ -55,8 +60,8 @@ class Bank:
 Serve = Callable[..., AbstractContextManager[httpx2.Client]]
 
 
-def shop(ledger: Ledger, bank: Bank, **options: Any) -> FastAPI:
-    once = Idempotency(UnderLease(ledger, **options), caller=everyone)
+def shop(ledger: Ledger, bank: Bank, caller: Caller = everyone) -> FastAPI:
+    once = Idempotency(UnderLease(ledger), caller=caller)
     app = FastAPI()
     app.add_middleware(IdempotencyMiddleware, once)
 
@@ -108,6 +113,25 @@ def test_after_a_failure_the_key_is_free_and_the_next_attempt_knows_what_is_unkn
     assert bank.charged == [("tea", 0), ("tea", unknown)]
 
 
+@pytest.mark.parametrize("how", ["fails", "is cut"])
+def test_after_a_response_that_is_not_whole_the_next_attempt_is_told(engine: Engine, how: str) -> None:
+    once = Idempotency(UnderLease(PostgresLedger("charging", engine=engine)), caller=everyone)
+    told = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        lease = await once(Request(scope, receive))
+        told.append(lease.unknown_attempts)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        if how == "fails":
+            raise ZeroDivisionError
+
+    client = TestClient(IdempotencyMiddleware(app, once), raise_server_exceptions=False)
+    for _ in range(2):
+        assert client.post("/", headers={"idempotency-key": "k1"}).status_code == 500
+    assert told == [0, 1]
+
+
 def test_a_response_that_is_too_large_is_sent_once_and_its_effect_is_not_repeated(
     client: httpx2.Client, bank: Bank
 ) -> None:
@@ -125,6 +149,13 @@ def test_after_the_death_of_a_process_the_next_attempt_comes_with_the_end_of_its
     store.expire("k1")
     assert buy(client, "k1").status_code == 201
     assert bank.charged == [("tea", 1)]
+
+
+def test_a_callers_key_from_before_the_horizon_is_refused(engine: Engine, bank: Bank) -> None:
+    move_horizon(engine, subscriber_id="charging")
+    with served(shop(PostgresLedger("charging", engine=engine), bank, caller=lambda _: "ada")) as client:
+        assert buy(client, id_of(LONG_AGO)).status_code == 422
+    assert bank.charged == []
 
 
 def test_a_lease_that_was_lost_is_not_said_to_be_done(engine: Engine, bank: Bank, pool: ThreadPoolExecutor) -> None:
