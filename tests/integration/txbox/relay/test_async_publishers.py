@@ -250,6 +250,30 @@ def test_a_stop_cancels_what_has_not_ended_in_time_and_settles_only_what_was_con
     assert far.lives == ["entered", "left"] * 2
 
 
+def test_a_stop_cancels_what_the_loop_has_not_begun_yet(
+    engine: Engine, freed: threading.Event, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txbox.relay.relay.CANCEL_SECONDS", 0.1)
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        if messages[0].destination == "far:blocks":
+            blocks.set()
+            freed.wait(30)
+
+    blocks, far = threading.Event(), AsyncRecorder(wait)
+    publish(engine, Outgoing("far:blocks", "1"))
+    relay = Relay(engine, {"far": far})
+    relay.start()
+    assert blocks.wait(30)
+    publish(engine, Outgoing("far:next", "2"))
+    sender = relay._async_sender
+    wait_until(lambda: sender and len(sender._deliveries) == 2, "a delivery waits for the loop")
+    assert not relay.stop(0.2), "it was not finished"
+    freed.set()
+    wait_until(lambda: not relay.running, "no thread of it is left")
+    assert left() == ["1", "2"], "none of them was confirmed"
+
+
 def test_a_stop_waits_for_what_ends_in_time(
     engine: Engine, freed: threading.Event, left: Callable[[], list[str]]
 ) -> None:
