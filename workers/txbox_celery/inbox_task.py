@@ -12,12 +12,16 @@ it stored a result or sent what follows in a chain. Without results, each run th
 what it sends has the ids that the canvas gave it, so an inbox there applies it once, too.
 """
 
+import copy
 import functools
 import inspect
 import json
 import threading
 from collections.abc import Callable
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from celery import Celery, Task
 from celery.exceptions import Reject, Retry
@@ -35,6 +39,9 @@ from txbox_workers.processing.outage_errors import DatabaseUnavailable
 
 AGAIN_SECONDS = 5.0
 """After which a task comes again that another process has in hand, or that found no database."""
+
+STABLE = (bytes, date, time, timedelta, Decimal, UUID)
+"""Types of arguments, besides those of JSON, whose text is the same in each process."""
 
 Body = Callable[..., None]
 
@@ -82,6 +89,9 @@ def inbox_task(
             raise InvalidConfiguration(f"inbox_task.{name} must be True: what is acked before its commit may be lost")
     if again_seconds <= 0:
         raise InvalidConfiguration(f"inbox_task.again_seconds must be more than 0, not {again_seconds!r}")
+    # A retry that cannot be sent either is dropped by the broker.
+    kept = options.get("dont_autoretry_for", getattr(options.get("base") or app.Task, "dont_autoretry_for", ()))
+    options["dont_autoretry_for"] = (*kept, Reject)
 
     def decorate(body: Body) -> Any:
         work = _Work(body, inbox=inbox, engine=engine, seconds=options.get("time_limit"), bind=bind)
@@ -111,6 +121,7 @@ class _Work:
     def __init__(self, body: Body, *, inbox: Inbox, engine: Engine, seconds: float | None, bind: bool) -> None:
         self._body = body
         self._bind = bind
+        self._fingerprint = inbox.fingerprint
         signature = inspect.signature(body)
         own = list(signature.parameters.values())
         task = [] if bind else [inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
@@ -131,8 +142,8 @@ class _Work:
 
     def do(self, task: Task, message_id: str, args: Any, kwargs: Any) -> None:
         """Record a message and run the body; nothing is run if it was processed before, or is a dead letter."""
-        content = json.dumps([list(args), kwargs], sort_keys=True, default=str)
-        delivery = Delivery(Message(message_id, content.encode(), {}, "celery"), receipt=message_id)
+        content = _stable_form(task, args, kwargs) if self._fingerprint else b""
+        delivery = Delivery(Message(message_id, content, {}, "celery"), receipt=message_id)
         try:
             self._transactions.run_one(delivery, call=(task, args, kwargs))
         except Parked:
@@ -140,12 +151,30 @@ class _Work:
 
     def _run(self, session: Session, _message: Message, *, call: Any = None) -> None:
         task, args, kwargs = call
+        # A body may change them, and run again after a deadlock.
+        args, kwargs = copy.deepcopy((args, kwargs))
         returned: object = self._body(*([task] if self._bind else []), session, *args, **kwargs)
         if returned is not None:
             raise TypeError(
                 f"{task.name} has to return None, not {type(returned).__name__}: a duplicate could not return it "
                 "again; write it to the database"
             )
+
+
+def _stable_form(task: Task, args: Any, kwargs: Any) -> bytes:
+    """Return arguments as bytes, the same for each delivery; raises TypeError if they have no such form."""
+    try:
+        return json.dumps([list(args), kwargs], sort_keys=True, default=_text_of).encode()
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"the arguments of {task.name} have no stable form, which an inbox with fingerprints needs: {error}"
+        ) from error
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, STABLE):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} may be written in another way the next time")
 
 
 def _send_again(task: Task, seconds: float, why: Exception) -> None:

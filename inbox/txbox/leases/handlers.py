@@ -6,6 +6,12 @@ from typing import Any
 
 from txbox.errors import InvalidConfiguration
 
+PLAIN = (
+    "make it a plain function, which calls asyncio.run(…) if need be; idempotent also takes the coroutine function "
+    "itself"
+)
+"""What to do about a handler whose work is not done when it returns."""
+
 
 def has_lease_parameter(handler: Callable[..., Any]) -> bool:
     """Return whether a handler has a parameter ``lease``; raises ``InvalidConfiguration`` if it is positional only."""
@@ -26,13 +32,13 @@ def has_lease_parameter(handler: Callable[..., Any]) -> bool:
     )
 
 
-def refuse_unfinished(result: object) -> None:
-    """Raise ``InvalidConfiguration`` for a result that means unfinished work: a generator, or something to await."""
+def refuse_unfinished(result: object, *, of: str = "the handler", instead: str = PLAIN) -> None:
+    """Raise ``InvalidConfiguration`` for a result that means unfinished work: a generator, or something to await.
+
+    The error says of whom it is the result, and what to do instead.
+    """
     if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
         return
     if inspect.iscoroutine(result):
         result.close()  # else Python warns of it
-    raise InvalidConfiguration(
-        f"the handler has returned a {type(result).__name__}, so its work is not done; make it a plain function, which "
-        "calls asyncio.run(…) if need be; idempotent also takes the coroutine function itself"
-    )
+    raise InvalidConfiguration(f"{of} has returned a {type(result).__name__}, so its work is not done; {instead}")

@@ -11,6 +11,7 @@ from typing import Protocol, TypeGuard
 from txbox.dead_letters.failures import describe
 from txbox.error_logging import text_of
 from txbox.errors import BrokerError, InvalidConfiguration
+from txbox.leases.handlers import refuse_unfinished
 
 AT_ONCE = 8
 """Messages of one call that an ``AsyncFunctionPublisher`` has under way together."""
@@ -142,7 +143,7 @@ class FunctionPublisher:
         refused: list[Refused] = []
         for number, message in enumerate(messages):
             try:
-                self._function(message)
+                _refuse_unfinished(self._function(message))
             except BrokerError as error:
                 raise PartlySent(text_of(error), unsent=messages[number:], refused=refused) from error
             except Exception as error:  # noqa: BLE001 - it is the host's code
@@ -173,31 +174,38 @@ class AsyncFunctionPublisher:
     async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
         """Call the function for each message; see ``AsyncPublisher``."""
         refused: list[Refused] = []
-        unsent: list[OutboxMessage] = []
+        unsent = dict(enumerate(messages))  # what has neither arrived nor been refused
         outages: list[BrokerError] = []
-        left = iter(messages)
+        left = iter(enumerate(messages))
+        own_task = asyncio.current_task()
 
         async def send_in_turn() -> None:
-            for message in left:
+            for number, message in left:
                 if outages:
-                    unsent.append(message)
-                    continue
+                    return
                 try:
-                    await self._function(message)
-                except asyncio.CancelledError:
-                    raise
+                    _refuse_unfinished(await self._function(message))
                 except BrokerError as error:
                     outages.append(error)
-                    unsent.append(message)
-                except BaseException as error:  # noqa: BLE001 - it is the host's code; SystemExit would end the loop
+                    return
+                except BaseException as error:  # it is the host's code; SystemExit would end the loop
+                    # A function may await what was cancelled; the group would take no notice of that.
+                    if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():
+                        raise
                     refused.append(Refused(message, describe(error)))
+                del unsent[number]
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(self._at_once, len(messages))):
                 group.create_task(send_in_turn())
-        if outages:
-            raise PartlySent(text_of(outages[0]), unsent=unsent, refused=refused) from outages[0]
+        if unsent:
+            outage = outages[0] if outages else BrokerError("the calls were cancelled")
+            raise PartlySent(text_of(outage), unsent=list(unsent.values()), refused=refused) from outage
         return refused
+
+
+def _refuse_unfinished(result: object) -> None:
+    refuse_unfinished(result, of="the publisher's function", instead="return when the message has arrived")
 
 
 def is_async(publisher: Publisher | AsyncPublisher) -> TypeGuard[AsyncPublisher]:

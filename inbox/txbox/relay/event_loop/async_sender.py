@@ -208,7 +208,7 @@ class AsyncSender:
                 started.append(Delivery(claim, session, found, held, own, size))
         self._deliveries.update(started)
         self._bytes += sum(delivery.size for delivery in started)
-        self._loop.start(partial(self._deliver, delivery) for delivery in started)
+        self._loop.start((partial(self._deliver, delivery), partial(self._end, delivery)) for delivery in started)
         session.release(lane for claim, _ in others for lane in claim.lanes)
         for claim, own in others:
             self._scheduler.finish(claim, own)
@@ -257,9 +257,10 @@ class AsyncSender:
             pass  # what was confirmed before is settled, if it still can be
         except Exception as error:  # noqa: BLE001 - not a publisher's: at worst, it comes again at once, and for ever
             delivery.dispatched.outage = BrokerError(f"an unexpected error: {text_of(error)}")
-        finally:
-            self._ended.append(delivery)
-            self._scheduler.wake()
+
+    def _end(self, delivery: Delivery) -> None:
+        self._ended.append(delivery)
+        self._scheduler.wake()
 
     async def _stands(self, delivery: Delivery) -> None:
         """Wait until the claim was checked of late: this process may have been stopped for an hour."""
@@ -310,7 +311,9 @@ class AsyncSender:
                 session.check()
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
             [answer] = begin_with(connection, self._sender.claim_step(connection))
-            self._sender.check_server(connection, deliveries[0].claim, answer)
+            # One that has taken long may be of an earlier server.
+            for claim in {delivery.claim.server: delivery.claim for delivery in deliveries}.values():
+                self._sender.check_server(connection, claim, answer)
             self._sender.settle(connection, cursor, every)
         for delivery in deliveries:
             delivery.result.due |= every.due & delivery.claim.lanes

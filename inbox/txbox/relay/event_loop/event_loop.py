@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from functools import partial
 from typing import Any
 
 from txbox.relay.publisher import AsyncPublisher
@@ -21,7 +22,7 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: deque[CoroutineFunction] = deque()
+        self._waiting: deque[tuple[CoroutineFunction, Callable[[], object]]] = deque()
         self._closed = False
         self._ready = threading.Event()
 
@@ -33,8 +34,11 @@ class EventLoop:
         """Wait until coroutines can be started, and return whether they can."""
         return self._ready.wait(seconds)
 
-    def start(self, functions: Iterable[CoroutineFunction]) -> None:
-        """Start coroutines, in their order; if the loop has failed, in the next one."""
+    def start(self, functions: Iterable[tuple[CoroutineFunction, Callable[[], object]]]) -> None:
+        """Start coroutines, in their order; if the loop has failed, in the next one.
+
+        With each comes what is called once it has ended, even if it was cancelled before its first step.
+        """
         self._waiting.extend(functions)
         self._call(self._start_waiting)
 
@@ -72,9 +76,14 @@ class EventLoop:
 
     def _start_waiting(self) -> None:
         while self._waiting:
-            task = asyncio.create_task(self._waiting.popleft()())
+            function, on_end = self._waiting.popleft()
+            task = asyncio.create_task(function())
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._ended, on_end))
+
+    def _ended(self, on_end: Callable[[], object], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        on_end()
 
     def _cancel(self) -> None:
         for task in self._tasks:

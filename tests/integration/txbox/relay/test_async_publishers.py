@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, create_engine
@@ -12,7 +13,7 @@ from sqlalchemy import Engine, create_engine
 from support.txbox.outbox import numbered, publish
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
-from txbox import Outgoing
+from txbox import BrokerError, Outgoing
 from txbox.backoff import Backoff
 from txbox.instrumentation import BrokerLost, DatabaseLost, Event, PublisherOverdue, Relayed
 from txbox.relay import OutboxMessage, Refused, Relay, dispatcher
@@ -250,6 +251,30 @@ def test_a_stop_cancels_what_has_not_ended_in_time_and_settles_only_what_was_con
     assert far.lives == ["entered", "left"] * 2
 
 
+def test_a_stop_cancels_what_the_loop_has_not_begun_yet(
+    engine: Engine, freed: threading.Event, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txbox.relay.relay.CANCEL_SECONDS", 0.1)
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        if messages[0].destination == "far:blocks":
+            blocks.set()
+            freed.wait(30)
+
+    blocks, far = threading.Event(), AsyncRecorder(wait)
+    publish(engine, Outgoing("far:blocks", "1"))
+    relay = Relay(engine, {"far": far})
+    relay.start()
+    assert blocks.wait(30)
+    publish(engine, Outgoing("far:next", "2"))
+    sender = relay._async_sender
+    wait_until(lambda: sender and len(sender._deliveries) == 2, "a delivery waits for the loop")
+    assert not relay.stop(0.2), "it was not finished"
+    freed.set()
+    wait_until(lambda: not relay.running, "no thread of it is left")
+    assert left() == ["1", "2"], "none of them was confirmed"
+
+
 def test_a_stop_waits_for_what_ends_in_time(
     engine: Engine, freed: threading.Event, left: Callable[[], list[str]]
 ) -> None:
@@ -300,6 +325,19 @@ def test_a_settlement_that_fails_holds_up_no_other(
     wait_until(lambda: any("not this one" in str(lost.error) for lost in heard if isinstance(lost, DatabaseLost)))
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TRIGGER refuse ON outbox_message")
+
+
+def test_what_an_earlier_server_has_answered_is_not_settled_beside_what_this_one_has(
+    engine: Engine, start_both: StartBoth, freed: threading.Event
+) -> None:
+    publish(engine, *numbered(1, to=FAR))
+    sender = start_both(AsyncRecorder(lambda _: wait_for_freedom(freed)))._async_sender
+    assert sender is not None
+    [delivery] = wait_until(lambda: list(sender._deliveries))
+    earlier = replace(delivery, claim=replace(delivery.claim, server="an earlier one"))
+    sender._commit([delivery])
+    with pytest.raises(BrokerError, match="restarted or replaced"):
+        sender._commit([delivery, earlier])
 
 
 def test_a_loop_that_a_publisher_ends_begins_again(

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import suppress
 
 import pytest
 
@@ -73,8 +74,49 @@ def test_an_outage_lets_those_under_way_end_and_leaves_the_others() -> None:
     assert {message.id for message in caught.value.unsent} == {"m-0", "m-2", "m-3"}
 
 
+def test_a_function_that_is_cancelled_by_itself_has_not_sent_its_message() -> None:
+    async def send(message: OutboxMessage) -> None:
+        if message is not MESSAGES[3]:
+            cancelled = asyncio.get_running_loop().create_future()
+            cancelled.cancel()
+            await cancelled
+        sent.append(message)
+
+    sent: list[OutboxMessage] = []
+    refused = asyncio.run(AsyncFunctionPublisher(send, at_once=2).send(MESSAGES))
+    assert ([refusal.message for refusal in refused], sent) == (MESSAGES[:3], MESSAGES[3:])
+
+
+def test_what_is_cancelled_with_its_call_is_not_sent() -> None:
+    async def send(_: object) -> None:
+        raise asyncio.CancelledError
+
+    async def cancelled() -> None:
+        sending = asyncio.create_task(AsyncFunctionPublisher(lambda _: asyncio.sleep(60)).send(MESSAGES))
+        await asyncio.sleep(0.01)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+
+    async def cancelled_before() -> None:
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        with pytest.raises(PartlySent) as caught:
+            await AsyncFunctionPublisher(send, at_once=2).send(MESSAGES)
+        assert list(caught.value.unsent) == MESSAGES
+
+    asyncio.run(cancelled())
+    asyncio.run(cancelled_before())
+
+
 async def coroutine(_: object) -> None:
     """Something that has to be awaited."""
+
+
+async def twice_awaited(message: object) -> object:
+    """Something whose result has to be awaited too, as the future of an aiokafka producer's ``send``."""
+    return coroutine(message)
 
 
 def test_what_is_never_awaited_is_never_taken_for_sent() -> None:
@@ -82,6 +124,12 @@ def test_what_is_never_awaited_is_never_taken_for_sent() -> None:
         FunctionPublisher(coroutine)
     with pytest.raises(InvalidConfiguration, match="at_once must be at least 1"):
         AsyncFunctionPublisher(coroutine, at_once=0)
+
+    for message, refusal in zip(MESSAGES, FunctionPublisher(lambda m: coroutine(m)).send(MESSAGES), strict=True):
+        assert refusal.message is message
+        assert "has returned a coroutine" in refusal.error
+    [refusal] = asyncio.run(AsyncFunctionPublisher(twice_awaited).send(MESSAGES[:1]))
+    assert "has returned a coroutine" in refusal.error
 
     class Mistaken:
         def send(self, messages: object) -> object:

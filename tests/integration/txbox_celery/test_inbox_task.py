@@ -1,0 +1,69 @@
+"""Tasks run by Celery's own tracer, without a worker: their arguments, and what autoretry leaves alone."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.trace import trace_task
+from celery.exceptions import Reject
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+
+from txbox import Inbox
+from txbox_celery import inbox_task
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """An application whose broker is away."""
+    app = Celery("away", broker="amqp://127.0.0.1:1//", set_as_current=False)
+    app.conf.task_publish_retry = False
+    app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    yield app
+    app.close()
+
+
+def test_a_body_that_runs_again_has_the_arguments_as_they_were_sent(app: Celery, engine: Engine) -> None:
+    seen: list[list[str]] = []
+
+    @inbox_task(app, inbox=Inbox("billing"), engine=engine)
+    def buy(session: Session, goods: list[str]) -> None:
+        seen.append(list(goods))
+        goods.append("changed")
+        if len(seen) == 1:
+            session.execute(text("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$"))
+
+    sent = ["apples"]
+    buy.apply((sent,), task_id="again").get()
+    assert (seen, sent) == ([["apples"], ["apples"]], ["apples"])
+
+
+def test_what_cannot_be_sent_again_goes_back_to_the_broker_although_all_errors_are_retried(app: Celery) -> None:
+    away = create_engine("postgresql+psycopg://127.0.0.1:1/away")
+
+    @inbox_task(app, inbox=Inbox("billing"), engine=away, autoretry_for=(Exception,), dont_autoretry_for=(KeyError,))
+    def buy(_session: Session) -> None:
+        raise AssertionError
+
+    ended = trace_task(buy, "away-1", (), {}, {"id": "away-1", "delivery_info": {}}, app=app)
+    rejected = ended.info.retval
+    assert isinstance(rejected, Reject)
+    assert rejected.requeue, "else the broker drops it"
+    assert KeyError in buy.dont_autoretry_for
+
+
+def test_only_an_inbox_with_fingerprints_needs_arguments_of_a_stable_form(app: Celery, engine: Engine) -> None:
+    def buy(_session: Session, _goods: Any) -> None:
+        """Do nothing."""
+
+    plain = inbox_task(app, inbox=Inbox("plain"), engine=engine, name="plain")(buy)
+    strict = inbox_task(app, inbox=Inbox("strict", fingerprint=True), engine=engine, name="strict")(buy)
+    for number, goods in enumerate(({(1, 2): 3}, {1: 2, "a": 3}, {4, 5}, object())):
+        assert plain.apply((goods,), task_id=f"{number}").get() is None
+        with pytest.raises(TypeError, match="no stable form"):
+            strict.apply((goods,), task_id=f"{number}").get()
+    for _ in range(2):
+        assert strict.apply(([Decimal(1), datetime(2026, 1, 2, tzinfo=UTC)],), task_id="stable").get() is None
