@@ -22,6 +22,11 @@ class LoopCalls:
         """Take the loop; the coroutine that does must not wait in it for what it has called."""
         self._loop = loop
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the loop is closed."""
+        return self._loop is not None and self._loop.is_closed()
+
     def submit(self, batch: Callable[[], T]) -> "Future[T]":
         """Have a batch run on the loop, from another thread."""
         return self._submit(batch, self._batches)
@@ -43,7 +48,12 @@ class LoopCalls:
 
     def _submit(self, work: Callable[[], T], tasks: "set[asyncio.Task[object]]") -> "Future[T]":
         assert self._loop is not None  # noqa: S101 - for the type checker: bound when the worker starts
-        return asyncio.run_coroutine_threadsafe(self._run(work, tasks), self._loop)
+        running = self._run(work, tasks)
+        try:
+            return asyncio.run_coroutine_threadsafe(running, self._loop)
+        except RuntimeError:  # the loop is closed
+            running.close()
+            raise
 
     async def _run(self, work: Callable[[], T], tasks: "set[asyncio.Task[object]]") -> T:
         task = asyncio.current_task()

@@ -46,6 +46,7 @@ class LoopWorker(Worker):
             self._polling_context(),
             self._calls,
             concurrency=options.threads,
+            on_lost=self._call_off,
             prefetch=options.prefetch,
             batch_size=options.batch_size,
             gather_seconds=options.gather_seconds,

@@ -1,12 +1,15 @@
 """The poller of a worker with coroutines: as the prefetching one, but batches are tasks of an event loop."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
+from txbox import Outcome
 from txbox.error_logging import log_failure
 from txbox_workers.coroutines.loop_calls import LoopCalls
+from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.polling.context import PollingContext
 from txbox_workers.polling.prefetch_buffer import Waiting
 from txbox_workers.polling.prefetching_poller import PrefetchingPoller
@@ -19,10 +22,21 @@ class LoopPoller(PrefetchingPoller):
     would ask, and log, for itself, and take its next batch as long as one of them has not noticed.
     """
 
-    def __init__(self, context: PollingContext, calls: LoopCalls, *, concurrency: int, **options: Any) -> None:
+    def __init__(
+        self,
+        context: PollingContext,
+        calls: LoopCalls,
+        *,
+        concurrency: int,
+        on_lost: Callable[[], object],
+        **options: Any,
+    ) -> None:
+        """``on_lost`` is called if the loop has ended under the worker: it calls the worker off."""
         super().__init__(context, threads=concurrency, one_waits=True, **options)
         self._calls = calls
+        self._on_lost = on_lost
         self._free = threading.Semaphore(concurrency)
+        self._given: set[_Given] = set()
         self._producers -= concurrency - 1
 
     def threads(self) -> Mapping[str, Callable[[], object]]:
@@ -34,21 +48,80 @@ class LoopPoller(PrefetchingPoller):
 
     def _dispatch(self) -> None:
         """Give batches to the loop, while there is a task free for them; return when the last one has ended."""
-        while True:
-            self._free.acquire()
+        while self._await_free():
             batch = self._buffer.take()
             if not batch:
+                self._free.release()
                 break
-            self._calls.submit(lambda batch=batch: self._run_logged(batch)).add_done_callback(self._done)  # type: ignore[misc]
-        for _ in range(self._count - 1):
-            self._free.acquire()
-        self._free.release(self._count)
+            self._give(_Given(batch))
+        for _ in range(self._count):
+            if not self._await_free():
+                break
+        self._free = threading.Semaphore(self._count)
 
-    def _run_logged(self, batch: Sequence[Waiting]) -> None:
+    def _await_free(self) -> bool:
+        """Wait for a task that is free; False: the loop has ended, and nothing will be free any more."""
+        while not self._free.acquire(timeout=LOOK_SECONDS):
+            if self._calls.has_ended:
+                # What had begun is rolled back with its connection; what had not is handed back, too.
+                for given in tuple(self._given):
+                    self._give_back(given)
+                self._lose()
+                return False
+        return True
+
+    def _give(self, given: "_Given") -> None:
+        self._given.add(given)
         try:
-            self._run(batch)
+            running = self._calls.submit(lambda: self._run_logged(given))
+        except RuntimeError:
+            self._give_back(given)
+            self._lose()
+            self._free.release()
+        else:
+            running.add_done_callback(lambda _: self._done(given))
+
+    def _run_logged(self, given: "_Given") -> None:
+        given.has_begun = True
+        try:
+            self._run(given.batch)
         except BaseException:  # noqa: BLE001 - a batch that ends silently is the worst outcome
             log_failure("%s: a batch has raised an unexpected error; others go on", self._context.subscriber_id)
+        finally:
+            self._given.discard(given)
 
-    def _done(self, _: "Future[None]") -> None:
+    def _done(self, given: "_Given") -> None:
+        if not given.has_begun:  # its task was cancelled before: the loop is ending
+            self._give_back(given)
         self._free.release()
+
+    def _give_back(self, given: "_Given") -> None:
+        self._given.discard(given)
+        deliveries = [waiting.delivery for waiting in given.batch]
+        deliveries += [waiting.delivery for waiting in self._buffer.end(given.batch, self._groups(deliveries))]
+        self._settler.settle([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in deliveries])
+
+    def _groups(self, deliveries: Sequence[Delivery]) -> set[str]:
+        return {group for one in deliveries if (group := self._context.processor.group(one)) is not None}
+
+    def _lose(self) -> None:
+        _log.error(
+            "%s: the event loop has ended, and the worker was not stopped before: it stops now, and what it had "
+            "received is handed back; await its stop(), or use it with `async with`",
+            self._context.subscriber_id,
+        )
+        self._on_lost()
+
+
+@dataclass(eq=False)
+class _Given:
+    """A batch that was given to the loop."""
+
+    batch: Sequence[Waiting]
+    has_begun: bool = False
+
+
+LOOK_SECONDS = 1.0
+"""Between looks at whether the loop is still there, while all of its tasks are at work."""
+
+_log = logging.getLogger("txbox.worker")

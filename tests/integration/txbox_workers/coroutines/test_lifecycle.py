@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import URL, Engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from support.txbox.events import Kept
@@ -265,3 +265,43 @@ def test_starts_and_stops_need_no_thread_of_the_loop_s_own(business: Business, a
             release.set()
 
     asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of connections, as their loop has ended with them
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_loop_that_ends_under_a_worker_leaves_nothing_in_its_hands(
+    engine: Engine, business: Business, named_url: URL, schema_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = MemorySource(numbered(60))
+    lost = create_async_engine(named_url, pool_size=5)
+    taken = threading.Event()
+
+    async def handle(session: Any, message: Message) -> None:
+        taken.set()
+        await asyncio.sleep(0.05)
+        await apply(session, message)
+
+    worker = make(source, lost, handle, batch_size=1, concurrency=2)
+
+    async def forget_to_stop() -> None:
+        await worker.start()
+        await asyncio.to_thread(taken.wait, 30)
+
+    asyncio.run(forget_to_stop())
+    wait_until(lambda: not worker.running and not source._taken, "it stops by itself", timeout=30)
+    assert "the event loop has ended, and the worker was not stopped before" in caplog.text
+    with engine.begin() as connection:  # as at the end of the process
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
+            (named_url.query["application_name"],),
+        )
+
+    async def finish() -> None:
+        fresh = create_async_engine(schema_url, pool_size=5)
+        async with make(source, fresh):
+            await until(lambda: business.applied().total() == 60)
+        await fresh.dispose()
+
+    asyncio.run(finish())
+    assert business.applied() == once(one.id for one in numbered(60))
+    lost.sync_engine.dispose(close=False)
