@@ -19,7 +19,7 @@ class Awaits:
         self._then = then
 
         async def counted(work: Callable[[], Any]) -> Any:
-            if "_dispatch" not in work.__qualname__:  # a check, or a report
+            if "LoopPoller" not in work.__qualname__:  # a check, or a report
                 return await run_in_greenlet(work)
             return await _Counted(run_in_greenlet(work), self._note)
 
