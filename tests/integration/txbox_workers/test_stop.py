@@ -56,7 +56,8 @@ def test_stop_finishes_the_transaction_under_way_and_hands_back_the_rest(engine:
     handle.go.set()
     stopper.join(20)
     assert business.applied() == once("a")
-    assert (kept.outcomes("b"), kept.outcomes("c")) == ([Outcome.IN_FLIGHT], [Outcome.IN_FLIGHT])
+    # A receive that was under way may bring once more, and hand back, what was handed back before it.
+    assert set(kept.outcomes("b")) == set(kept.outcomes("c")) == {Outcome.IN_FLIGHT}
     assert kept.of(Stopped)[-1].drained
     work_off(source, engine)
     assert business.applied() == once("abc")
@@ -77,7 +78,9 @@ def test_stop_does_not_wait_for_a_pause_between_runs_of_a_transaction(
     worker.start()
     wait_until(lambda: kept.of(Retried))
     assert worker.stop(20) is True
-    assert [event.outcome for event in kept.of(Settled)] == [Outcome.IN_FLIGHT] * deliveries
+    handed_back = [event.outcome for event in kept.of(Settled)]  # some twice, if a receive was under way
+    assert set(handed_back) == {Outcome.IN_FLIGHT}
+    assert len(handed_back) >= deliveries
     assert business.failing() == {}, "it was no attempt that counts"
     work_off(source, engine)
     assert business.applied() == once(message.id for message in numbered(deliveries))
