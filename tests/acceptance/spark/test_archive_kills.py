@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from support.postgres.statements import run
 from support.program import COMMAND, txbox
-from support.spark.archives import MIDNIGHT, same, tell_story
+from support.spark.archives import midnight, same, tell_story
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]  # each run starts a JVM
@@ -57,7 +57,7 @@ def test_killed_at_random_moments(engine: Engine, spark: SparkSession, fresh_dat
                 "SELECT archived_upto FROM archive WHERE location LIKE %s", ("%" + folder.name,)
             )
             upto = kept.scalar()
-        assert upto in (None, MIDNIGHT)
+        assert upto in (None, midnight())
         if upto is not None:  # it was at its end: another one begins
             same(engine, spark, str(folder))
             folder = tmp_path / f"lake {number + 1}"

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from support.postgres.statements import run
 from support.program import Ended
-from support.spark.archives import MIDNIGHT, ODD_IDS, ago, tell_story
+from support.spark.archives import ODD_IDS, ago, midnight, tell_story
 
 Txbox = Callable[..., Ended]
 
@@ -32,16 +32,16 @@ def test_what_is_archived_is_audited_and_reconciled(txbox: Txbox, engine: Engine
     lake = f"{tmp_path}/the lake"
     archived = txbox("archive", lake)
     assert archived.status == 0, archived.err
-    assert f"file:{lake} has everything before {MIDNIGHT:%Y-%m-%d} 00:00 UTC" in archived.out
+    assert f"file:{lake} has everything before {midnight():%Y-%m-%d} 00:00 UTC" in archived.out
     again = json.loads(txbox("archive", lake, "--json").out)
     assert (again["days"], again["sent"], again["processed"]) == (0, 0, 0)
     status = txbox("status").out
-    assert f"archive: file:{lake} has what is older than {MIDNIGHT:%Y-%m-%d}, " in status
+    assert f"archive: file:{lake} has what is older than {midnight():%Y-%m-%d}, " in status
 
     # Only the archive has some of it: first of this destination, then of any.
     for forget in ("DELETE FROM outbox_sent WHERE destination = 'orders'", "DELETE FROM outbox_sent"):
         run(engine, forget)
-        run(engine, f"DELETE FROM processed_message WHERE processed_at < '{MIDNIGHT.isoformat()}'")
+        run(engine, f"DELETE FROM processed_message WHERE processed_at < '{midnight().isoformat()}'")
         audited = txbox(*AUDIT, "--shared", "--archive", lake)
         assert audited.status == 1
         assert "not processed, in the archive: more 77" in audited.out

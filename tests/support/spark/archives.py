@@ -8,9 +8,9 @@ from pyspark.sql import SparkSession
 from sqlalchemy import Engine, create_engine
 
 from txbox_spark import read_archive
+from txbox_spark.archive.archiver import SETTLE
 
 ODD_IDS = ("it's", "back\\slash", "\\'; --", "100%s", "naïve-Ωμέγα-🎉", "new\nline", " ", "_x", "ä" * 300)
-MIDNIGHT = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 RECORD = """
 INSERT INTO processed_message (subscriber_id, message_id, processed_at, fingerprint)
@@ -26,22 +26,26 @@ VALUES ('shipping', %(id)s, 1, 1, 'me', %(at)s, %(at)s)
 """
 
 
+def midnight() -> datetime:
+    """Where the days end that are archived: within an hour after a midnight, the day before is not yet."""
+    return (datetime.now(UTC) - SETTLE).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
 def ago(days: int, **more: float) -> datetime:
-    """A time of the day so many days before today, at its begin and so much later."""
-    return MIDNIGHT - timedelta(days=days) + timedelta(**more)
+    """A time of the day so many days before that, at its begin and so much later."""
+    return midnight() - timedelta(days=days) + timedelta(**more)
 
 
-TIMES = [
-    ago(40), ago(9, hours=7), ago(9, hours=23, minutes=59, seconds=59, microseconds=999_999), ago(8),
-    ago(3, hours=12), ago(1), ago(1, hours=23), ago(0),
-]  # fmt: skip
-"""What is of today is not archived."""
+def times() -> list[datetime]:
+    """When things happened. The last one is not archived."""
+    last_moment = ago(9, hours=23, minutes=59, seconds=59, microseconds=999_999)
+    return [ago(40), ago(9, hours=7), last_moment, ago(8), ago(3, hours=12), ago(1), ago(1, hours=23), ago(0)]
 
 
 def tell_story(engine: Engine) -> None:
     """Rows of several days in all tables, and some of today."""
     with engine.begin() as connection:
-        for number, at in enumerate(TIMES):
+        for number, at in enumerate(times()):
             for index, odd in enumerate(ODD_IDS):
                 values: dict[str, Any] = {"id": f"{odd}-{number}", "at": at, "subscriber": f"billing {index % 2}"}
                 connection.exec_driver_sql(RECORD, values)
@@ -80,11 +84,11 @@ def in_archive(spark: SparkSession, folder: str, *, plainly: bool = False) -> tu
         frames = [found.sent(), found.processed()]
     lists = []
     for frame in frames:
-        times = [name for name, kind in frame.dtypes if kind == "timestamp"]
+        moments = [name for name, kind in frame.dtypes if kind == "timestamp"]
         rows = frame.selectExpr(
-            *(f"unix_micros({name}) AS {name}" if name in times else name for name in frame.columns)
+            *(f"unix_micros({name}) AS {name}" if name in moments else name for name in frame.columns)
         )
-        lists.append(sorted((_plain(row.asDict(), times) for row in rows.collect()), key=repr))
+        lists.append(sorted((_plain(row.asDict(), moments) for row in rows.collect()), key=repr))
     return lists[0], lists[1]
 
 
@@ -95,11 +99,12 @@ def _plain(row: dict[str, Any], times: list[str]) -> tuple[Any, ...]:
     return tuple({**given, **values, "day": str(row["day"])}.values())
 
 
-def same(engine: Engine, spark: SparkSession, folder: str, before: datetime = MIDNIGHT) -> None:
+def same(engine: Engine, spark: SparkSession, folder: str, before: datetime | None = None) -> None:
     """Assert that an archive has what Postgres has from before a time, and each row once."""
     utc = create_engine(
         engine.url.update_query_dict({"options": f"{engine.url.query.get('options', '')} -ctimezone=UTC"})
     )
+    before = before or midnight()
     expected = in_postgres(utc, SENT, before), in_postgres(utc, PROCESSED, before)
     utc.dispose()
     assert expected[0]

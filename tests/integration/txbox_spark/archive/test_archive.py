@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy import Engine
 
 from support.postgres.statements import run
-from support.spark.archives import MIDNIGHT, ODD_IDS, PROCESSED, SENT, ago, in_postgres, same, tell_story
+from support.spark.archives import ODD_IDS, PROCESSED, SENT, ago, in_postgres, midnight, same, tell_story
 from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Reason
 from txbox.maintenance import Maintainer, Retention
 from txbox.maintenance.rotation import Generations, InboxConversion
@@ -41,12 +41,12 @@ def test_days_that_are_over_go_into_the_folder_once(
     assert (first.since, first.upto, first.days) == (None, ago(8), 2)
     same(engine, spark, folder, before=ago(8))
     second = archive(spark, folder, url=schema_url)
-    assert (second.since, second.upto, second.days) == (ago(8), MIDNIGHT, 3)
+    assert (second.since, second.upto, second.days) == (ago(8), midnight(), 3)
     assert second.sent == 4 * len(ODD_IDS)
     assert second.processed == 4 * (len(ODD_IDS) + 1)
     same(engine, spark, folder)
     third = archive(spark, folder, url=schema_url)
-    assert (third.days, third.upto) == (0, MIDNIGHT)
+    assert (third.days, third.upto) == (0, midnight())
     same(engine, spark, folder)
     one = read_archive(spark, folder).sent(["queue 1"])
     assert {row[0] for row in one.select("destination").distinct().collect()} == {"queue 1"}
@@ -205,7 +205,7 @@ def test_postgres_forgets_what_the_archive_has_and_nothing_else(
     assert not forget().failed
     with engine.connect() as connection:
         for statement in (SENT, PROCESSED):
-            kept = in_postgres(engine, statement, MIDNIGHT)
+            kept = in_postgres(engine, statement, midnight())
             assert {row[-1] for row in kept} >= {str(ago(days).date()) for days in (8, 3, 1)}
         sent = connection.exec_driver_sql("SELECT min(sent_at) FROM outbox_sent").scalar_one()
         assert sent == ago(8)
@@ -218,7 +218,7 @@ def test_postgres_forgets_what_the_archive_has_and_nothing_else(
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM outbox_sent").scalar_one() == len(ODD_IDS)
     found = read_archive(spark, folder)
-    assert found.upto == MIDNIGHT
+    assert found.upto == midnight()
     compared = reconcile(
         found.sent(), url=schema_url, subscriber_id="billing 0", message_id="message_id", forgotten=folder
     )
