@@ -27,7 +27,7 @@ def main():
         )
     names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
     while set(sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=names)["Attributes"].values()) != {"0"}:
-        time.sleep(0.2)
+        time.sleep(0.2)  # nothing signals that a queue is empty
     for account in Account.objects.order_by("pk"):
         print(account.pk, account.cents)
 

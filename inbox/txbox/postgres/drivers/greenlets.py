@@ -7,7 +7,8 @@ beside the coroutine that has called it, and gives the loop back whenever it wai
     greenlet                                    └─ function … ── wait_for(…) └─ … goes on … ─┘
 
 So a statement of an async driver, which SQLAlchemy waits for in the same way, needs no second version of the code
-around it. What waits by itself here has to ask ``in_greenlet``, or it would stop the loop: ``sleep`` and ``call`` do.
+around it. What waits by itself here has to ask ``in_greenlet``, or it would stop the loop, as ``sleep`` and
+``GreenletEvent`` do.
 
 https://docs.sqlalchemy.org/en/20/orm/extensions/asyncio.html#synopsis-orm
 """
@@ -136,11 +137,6 @@ def sleep(seconds: float) -> None:
         wait_for(asyncio.sleep(seconds))
     else:
         time.sleep(seconds)
-
-
-def call(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call what blocks its thread, such as a client of AWS: from a greenlet in another thread, so the loop goes on."""
-    return wait_for(asyncio.to_thread(function, *args, **kwargs)) if in_greenlet() else function(*args, **kwargs)
 
 
 _cancelled: "WeakSet[asyncio.Task[Any]]" = WeakSet()
