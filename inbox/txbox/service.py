@@ -199,10 +199,12 @@ class Service(ABC):
 
     def _start(self) -> None:
         self._threads = [self._thread(name, work) for name, work in self._prepare().items()]
+        if self._stopping.is_set():
+            self._call_off()  # what has been made since it was told to stop: it begins nothing
         for thread in tuple(self._threads):  # one that works already may add others
             thread.start()
         if self._stopping.is_set():
-            self._call_off()  # of what has been made since it was told to stop
+            self._call_off()  # what its threads have made
 
     def _add(self, name: str, work: Callable[[], object]) -> None:
         """Start one more thread; it does the same as others, and ends when it stops."""

@@ -25,10 +25,7 @@ _INNER = "reaches into the worker"
 _CONNECTIONS = "makes more workers, each with a pool, than the server has connections for"
 _SIZES = "of a worker that receives in the thread that processes"
 
-_TO_BE_FOUND = "over coroutines it has hung once in a full run, and in none of 30 by itself: the cause is to be found"
-
 THREADS_ONLY = {
-    "test_commit_after_commit_is_lost": _TO_BE_FOUND,
     "test_a_batch_is_one_record_and_one_commit": _STATEMENTS,
     "test_one_transaction_per_message_on_request": _STATEMENTS,
     "test_a_large_batch_that_fails_is_processed_in_tenths_and_those_too": _SIZES,
@@ -41,6 +38,7 @@ THREADS_ONLY = {
     "test_a_failure_beside_duplicates_is_the_effects": _DIRECT,
     "test_listeners_of_the_hosts_have_their_say_before_the_commit": _STATEMENTS,
     "test_a_lost_answer_to_the_commit_of_an_effect_is_neither_yes_nor_no": _DIRECT,
+    "test_a_deadlock_between_two_handlers_is_retried": _BLOCKS,
     "test_a_pool_of_stale_connections_costs_nobody_an_attempt": _BLOCKS,
     "test_a_restart_of_postgres_in_the_middle_of_everything": "its own engine is to have been used by the worker",
     "test_stop_finishes_the_transaction_under_way_and_hands_back_the_rest": _INNER,

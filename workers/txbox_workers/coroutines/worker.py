@@ -96,7 +96,7 @@ class AsyncWorker:
         self._worker.refuse_running()  # before another loop takes the place of the one that it runs on
         self._calls.bind(asyncio.get_running_loop())
         try:
-            await _in_thread(self._worker.start, on_cancel=self._cancel_checks)
+            await _in_thread(self._worker.start, on_cancel=self._cancel_start)
         except asyncio.CancelledError:
             await self._give_up(None)
             raise
@@ -129,8 +129,9 @@ class AsyncWorker:
                 await self._give_up(stopped)
                 raise
 
-    def _cancel_checks(self) -> None:
+    def _cancel_start(self) -> None:
         if not self.running:  # once it is, a report may be under way
+            self._worker.call_off()
             self._calls.cancel_calls()
 
     async def _give_up(self, stopped: "asyncio.Future[bool] | None") -> None:

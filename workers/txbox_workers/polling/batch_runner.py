@@ -89,12 +89,8 @@ class BatchRunner:
         if cancelled:
             self._end_keeping(kept)
         if trouble is not None and not self._join(kept):
-            try:
-                with context.activity.awaiting_database():
-                    self._on_outage()
-                    self._await_database(trouble, kept)
-            finally:
-                self._end_keeping(self._take_joined(ends=True))
+            with context.activity.awaiting_database():
+                self._await_database(trouble, kept)
         return settled + rest
 
     def _join(self, kept: Sequence[Settlement]) -> bool:
@@ -113,6 +109,12 @@ class BatchRunner:
                 self._waits = False
             return joined
 
+    def _ends_waiting(self) -> bool:
+        """End the waiting, unless others have left something to it."""
+        with self._lock:
+            self._waits = bool(self._joined)
+            return not self._waits
+
     def _hand_back(self, settlements: Sequence[Settlement], after: Sequence[Settlement] = ()) -> list[Settlement]:
         """Hand back, but keep, and return, deliveries of which it is not saved how their attempts have ended."""
         kept: list[Settlement] = []
@@ -126,29 +128,37 @@ class BatchRunner:
         """Take nothing more from the broker until the database can be used again, and then hand back what was kept."""
         context = self._context
         attempt, began = 1, time.monotonic()
-        while not context.stopping.is_set():
-            pause = outage_seconds(attempt)
-            context.emit(DatabaseLost, error=trouble, pause_seconds=pause)
-            try:
-                if context.stopping.wait(pause):
+        over = False
+        try:
+            self._on_outage()
+            while not context.stopping.is_set():
+                pause = outage_seconds(attempt)
+                context.emit(DatabaseLost, error=trouble, pause_seconds=pause)
+                recovered = False
+                try:
+                    if context.stopping.wait(pause):
+                        break
+                    context.processor.check_recording()
+                    recovered = True
+                except Exception as error:  # noqa: BLE001 - whatever it is, it has not recovered
+                    trouble = error
+                except BaseException as error:
+                    if not is_cancellation(error):
+                        raise
                     break
-                context.processor.check_recording()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it has not recovered
-                trouble = error
-                attempt += 1
                 kept = self._hand_back([*kept, *self._take_joined()])
+                # What has joined after the check may have left something unsaved: then the outage goes on.
+                over = recovered and not kept and self._ends_waiting()
+                if over:
+                    context.emit(DatabaseRestored)
+                    return
+                attempt += 1
                 if time.monotonic() - began > KEEP_SECONDS:
                     self._settler.settle(kept)
                     kept = []
-            except BaseException as error:
-                if not is_cancellation(error):
-                    raise
-                break
-            else:
-                self._settler.settle(kept)
-                context.emit(DatabaseRestored)
-                return
-        self._end_keeping(kept)
+        finally:
+            if not over:
+                self._end_keeping([*kept, *self._take_joined(ends=True)])
 
     def _end_keeping(self, kept: Sequence[Settlement]) -> None:
         """Hand back what was kept, if it can be saved now how its attempts have ended."""
