@@ -11,6 +11,7 @@ import txbox_migrations
 from txbox import Inbox, InvalidConfiguration, Message, Outbox, SqlEffect
 from txbox.leases import PostgresLedger
 from txbox_testing import NotIdempotent, TrialReport, crash_at, duplicate, try_every_point
+from txbox_testing.stages.stage import dispose
 
 from .conftest import ADD, BOOK, PURCHASE, apply
 
@@ -162,6 +163,17 @@ def test_batches_effects_and_an_inbox_of_ones_own(engine: Engine) -> None:
     report = try_every_point(effect, PURCHASE, engine=engine, faults=[crash_at("committed"), crash_at("handled")])
     assert [point.happened for point in report.points] == [True, False], "no code of ours runs in it"
     assert 'could not happen to it: crash_at("handled")' in str(report)
+
+
+def test_a_connection_that_is_in_use_as_its_pool_is_emptied_is_closed_when_it_is_given_back(engine: Engine) -> None:
+    with engine.connect() as in_use:
+        driver = in_use.connection.dbapi_connection
+        dispose(engine)
+    assert driver is not None
+    assert driver.closed  # type: ignore[attr-defined]
+    with engine.connect() as next_one:
+        driver = next_one.connection.dbapi_connection
+    assert not driver.closed  # type: ignore[union-attr]
 
 
 def test_what_cannot_be_tried_is_refused(engine: Engine, own: Engine) -> None:

@@ -171,7 +171,16 @@ def dispose(engine: Engine) -> None:
         in_thread.start()
         in_thread.join()
     else:
+        pool = engine.pool
         engine.dispose()
+        # What is in use now, by a report for instance, is given back to the old pool, which would leave it open.
+        event.listen(pool, "checkin", _close)
+        pool.dispose()
+
+
+def _close(connection: Any, _record: Any) -> None:
+    if connection is not None:
+        connection.close()
 
 
 @contextlib.contextmanager
