@@ -14,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from support.txbox.events import Kept
 from support.txbox.traces import Traces, attributes
 from support.workers.async_worker import Engines, apply, make, work_off
-from support.workers.business import Business, once
+from support.workers.business import ADD, Business, once
 from support.workers.fifo_source import FifoSource
 from support.workers.memory_worker import messages, numbered
 from txbox import Message
-from txbox.instrumentation import DatabaseLost, Settled
+from txbox.instrumentation import DatabaseLost, Retried, Settled
 from txbox.tracing.log_context import messages_in_hand
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
@@ -42,6 +42,31 @@ def test_sixty_four_handlers_wait_at_once_each_in_its_transaction(business: Busi
 
     asyncio.run(run())
     assert business.applied() == once(one.id for one in numbered(128))
+
+
+def test_a_deadlock_between_two_coroutines_is_retried(business: Business, async_engine: Engines) -> None:
+    met: set[str] = set()
+
+    async def run() -> Kept:
+        both_hold_one = asyncio.Barrier(2)
+
+        async def handle(session: Any, message: Message) -> None:
+            accounts = (1, 2) if message.id == "a" else (2, 1)
+            await session.execute(ADD, {"account": accounts[0], "amount": 1})
+            if message.id not in met:
+                met.add(message.id)
+                await both_hold_one.wait()
+            await session.execute(ADD, {"account": accounts[1], "amount": 1})
+            await apply(session, message)
+
+        async with async_engine() as engine:
+            source = MemorySource(messages("a", "b"))
+            return await work_off(source, engine, handle, concurrency=2, batch_size=1, max_attempts=1)
+
+    kept = asyncio.run(run())
+    assert (business.balance(1), business.balance(2)) == (2, 2)
+    assert business.applied() == once("ab")
+    assert [event.sqlstate for event in kept.of(Retried)] == ["40P01"]
 
 
 def test_groups_keep_their_order_whatever_fails(business: Business, async_engine: Engines) -> None:
