@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+import uvloop
 from opentelemetry import trace
-from sqlalchemy import URL, text
+from sqlalchemy import URL, Engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from support.txbox.events import Kept
@@ -67,6 +69,39 @@ def test_a_deadlock_between_two_coroutines_is_retried(business: Business, async_
     assert (business.balance(1), business.balance(2)) == (2, 2)
     assert business.applied() == once("ab")
     assert [event.sqlstate for event in kept.of(Retried)] == ["40P01"]
+
+
+@pytest.mark.parametrize("run_on", [asyncio.run, uvloop.run])
+def test_what_runs_is_cut_off_and_cancelled_and_comes_again_on_either_loop(
+    business: Business, async_engine: Engines, engine: Engine, run_on: Any
+) -> None:
+    met: set[str] = set()
+
+    async def handle(session: Any, message: Message) -> None:
+        await apply(session, message)
+        if int(message.id[1:]) % 10 == 3 and message.id not in met:
+            met.add(message.id)
+            pid = await session.scalar(text("SELECT pg_backend_pid()"))
+            await asyncio.to_thread(terminate, pid)
+            await apply(session, message)
+
+    def terminate(pid: int) -> None:
+        with engine.connect() as other:
+            other.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+
+    async def run() -> None:
+        source = MemorySource(numbered(60))
+        async with async_engine() as of_worker:
+            cancelled = asyncio.create_task(make(source, of_worker, handle, concurrency=8).run())
+            while len(met) < 2:
+                await asyncio.sleep(0.001)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            await work_off(source, of_worker, handle, concurrency=8)
+
+    run_on(run())
+    assert business.applied() == once(one.id for one in numbered(60))
 
 
 def test_groups_keep_their_order_whatever_fails(business: Business, async_engine: Engines) -> None:
