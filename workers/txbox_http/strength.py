@@ -1,10 +1,11 @@
 """The port: how strongly a request is done once."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -12,6 +13,8 @@ from starlette.responses import Response
 
 from txbox_http.answer import REPLAYED, Answer
 from txbox_http.problems import PROCESSED
+
+T = TypeVar("T")
 
 MAX_RESPONSE_BYTES = 1_048_576
 """The body of a response that is kept."""
@@ -81,6 +84,23 @@ class Strength(Protocol):
 
     async def begin_without_key(self) -> Work | None:
         """Begin the work of a request that came without a key, where it may; None if there is nothing to begin."""
+
+
+async def ended(call: "asyncio.Future[T]") -> T:
+    """Await a call to its end, however often the request is cancelled meanwhile; then return or raise as it does.
+
+    Raises:
+        CancelledError: the request was cancelled; what the call has raised is its cause.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not call.done():
+        try:
+            await asyncio.wait([call])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from (None if call.cancelled() else call.exception())
+    return call.result()
 
 
 async def processed_answer(processed: Processed | None, request: Request, subject: Any) -> Answer:
