@@ -32,7 +32,7 @@ from txbox.postgres.sqlstates import is_retryable
 from txbox.postgres.transactions import missing_schema
 from txbox_http.answer import Answer, headers_of, kept_headers
 from txbox_http.problems import conflict, key_reused, parked, problem_of
-from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, ended, processed_answer
+from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer, until_done
 
 RUNS = 6
 """How often an id is recorded that meets other transactions, before that counts as an error."""
@@ -202,15 +202,15 @@ class SessionWork:
         if isinstance(self.subject, AsyncSession):
             return await self.subject.run_sync(function, *arguments)
         return await self._to_its_end(
-            anyio.to_thread.run_sync(
-                function, self._session, *arguments, limiter=threads or anyio.CapacityLimiter(1)
-            )
+            anyio.to_thread.run_sync(function, self._session, *arguments, limiter=threads or anyio.CapacityLimiter(1))
         )
 
     @staticmethod
-    async def _to_its_end(call: Coroutine[Any, Any, Any]) -> Any:
-        with anyio.CancelScope(shield=True):  # which does not hold off task.cancel() of asyncio
-            return await ended(asyncio.ensure_future(call))
+    async def _to_its_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        call = asyncio.ensure_future(coroutine)
+        if (cancelled := await until_done(call)) is not None:
+            raise cancelled from (None if call.cancelled() else call.exception())
+        return call.result()
 
     def keep_with(self, strength: InTransaction, keyed: KeyedRequest) -> None:
         """Note that the request is recorded, and its answer is to be kept."""

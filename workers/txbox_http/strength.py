@@ -5,16 +5,15 @@ import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from txbox_http.answer import REPLAYED, Answer
 from txbox_http.problems import PROCESSED
-
-T = TypeVar("T")
 
 MAX_RESPONSE_BYTES = 1_048_576
 """The body of a response that is kept."""
@@ -57,8 +56,9 @@ class Work(Protocol):
 
     Attributes:
         subject: what its handler is given: a session, or a lease.
-        max_response_bytes: a larger response fails; None: any size.
-        may_run_again: whether Postgres undoes all of it where it meets another transaction.
+        max_response_bytes: of a response that is held, and kept; None: any size.
+        may_run_again: whether Postgres undoes all of it where it meets another transaction, or cannot keep its
+            response.
     """
 
     subject: Any
@@ -86,21 +86,16 @@ class Strength(Protocol):
         """Begin the work of a request that came without a key, where it may; None if there is nothing to begin."""
 
 
-async def ended(call: "asyncio.Future[T]") -> T:
-    """Await a call to its end, however often the request is cancelled meanwhile; then return or raise as it does.
-
-    Raises:
-        CancelledError: the request was cancelled; what the call has raised is its cause.
-    """
+async def until_done(call: "asyncio.Future[Any]") -> asyncio.CancelledError | None:
+    """Wait for the end of a call, however often the request is cancelled meanwhile; return the last cancellation."""
     cancelled: asyncio.CancelledError | None = None
-    while not call.done():
-        try:
-            await asyncio.wait([call])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled from (None if call.cancelled() else call.exception())
-    return call.result()
+    with anyio.CancelScope(shield=True):  # which does not hold off task.cancel() of asyncio
+        while not call.done():
+            try:
+                await asyncio.wait([call])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    return cancelled
 
 
 async def processed_answer(processed: Processed | None, request: Request, subject: Any) -> Answer:
