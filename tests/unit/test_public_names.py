@@ -69,7 +69,7 @@ PUBLIC = {
         AsyncBatchHandler AsyncHandler AsyncProcessingOptions AsyncWorker AsyncWorkerOptions for_functions
     """,
     "txbox_django": "database_engine orm_worker",
-    "txbox_celery": "inbox_task",
+    "txbox_celery": "MessageParked inbox_task",
     "txbox_spark": """
         ApplyFailed Archive ArchiveReport BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress
         LoadPlan Reconciliation RejectedCause RunNotFound SourceError SparkSetupError StatementPlan TooManyRejected
