@@ -32,7 +32,8 @@
     └── BrokerError          the broker could not be reached, or refused
 
 The packages around it have ``MigrationError``, ``LocalServerError``, and Spark's ``SparkSetupError``, ``SourceError``,
-``BulkLoadFailed``, ``BatchFailed``, ``ApplyFailed``, ``RunNotFound``; and tests ``NotSettled`` of ``txbox_testing``.
+``BulkLoadFailed``, ``BatchFailed``, ``ApplyFailed``, ``RunNotFound``; Celery's tasks ``MessageParked``; and tests
+``NotSettled`` of ``txbox_testing``.
 
 Errors of the database itself (a lost connection, a serialization failure, a violated constraint) are not wrapped: they
 pass through as SQLAlchemy raises them. ``txbox.postgres.sqlstates`` has those to retry.

@@ -1,5 +1,5 @@
 """Celery: a task whose body works in the transaction that records it, so that it is applied once."""
 
-from txbox_celery.inbox_task import inbox_task
+from txbox_celery.inbox_task import MessageParked, inbox_task
 
-__all__ = ["inbox_task"]
+__all__ = ["MessageParked", "inbox_task"]

@@ -6,6 +6,7 @@
     txbox             └─ BEGIN ── record the id ── body ── COMMIT ──┘
                           └ a duplicate: no body
                           └ another transaction has it, or no database: sent again for later, under its id
+                          └ a dead letter, another body, too old: the task fails, and is not retried
 
 A body returns nothing: what it returned could not be told again of a duplicate, whose own process may have died before
 it stored a result or sent what follows in a chain. Without results, each run that ends well ends in the same way, and
@@ -18,18 +19,20 @@ import inspect
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 from celery import Celery, Task
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 from celery.signals import worker_process_init
+from kombu.exceptions import OperationalError
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from txbox import Inbox, InFlight, InvalidConfiguration, Message
+from txbox import Expired, Inbox, InFlight, InvalidConfiguration, InvalidMessageId, Message, Mismatch, TxboxError
 from txbox.instrumentation.logs import log_event
 from txbox_workers.delivery import Delivery
 from txbox_workers.options import ValidOptions
@@ -44,6 +47,10 @@ STABLE = (bytes, date, time, timedelta, Decimal, UUID)
 """Types of arguments, besides those of JSON, whose text is the same in each process."""
 
 Body = Callable[..., None]
+
+
+class MessageParked(TxboxError):
+    """The message of a task waits as a dead letter of its subscriber, so the body was not run."""
 
 
 def inbox_task(
@@ -72,10 +79,13 @@ def inbox_task(
         engine: the database of the inbox and of the body's effects.
         message_id: returns the id of the message, of the arguments of the task; None: the id of the task, which it
             keeps through retries and redeliveries.
-        again_seconds: after how long a task comes again that another process has in hand, or that found no database;
-            neither counts as a retry.
+        again_seconds: after how long a task comes again that another process has in hand, that found no database, or
+            that a soft time limit has met after its body; none counts as a retry.
         bind: whether the body gets the task first, as with ``app.task``: ``body(self, session, …)``.
         options: those of ``app.task``. ``acks_late`` and ``reject_on_worker_lost`` are True.
+
+    A task whose message waits as a dead letter fails with ``MessageParked``; one whose id came with other arguments, or
+    is too old to judge, with ``Mismatch`` or ``Expired``. No body is run, and ``autoretry_for`` does not hold for them.
 
     Returns:
         A decorator of ``body(session, …)``, which returns None and leaves commit and rollback alone; ``session`` is in
@@ -89,9 +99,10 @@ def inbox_task(
             raise InvalidConfiguration(f"inbox_task.{name} must be True: what is acked before its commit may be lost")
     if again_seconds <= 0:
         raise InvalidConfiguration(f"inbox_task.again_seconds must be more than 0, not {again_seconds!r}")
-    # A retry that cannot be sent either is dropped by the broker.
-    kept = options.get("dont_autoretry_for", getattr(options.get("base") or app.Task, "dont_autoretry_for", ()))
-    options["dont_autoretry_for"] = (*kept, Reject)
+    base = options.get("base") or app.Task
+    kept = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
+    options["dont_autoretry_for"] = (*kept, *NOT_RETRIED)
+    options["base"] = type("InboxTask", (_RetriesThatAreNotLost, base), {})
 
     def decorate(body: Body) -> Any:
         work = _Work(body, inbox=inbox, engine=engine, seconds=options.get("time_limit"), bind=bind)
@@ -104,15 +115,47 @@ def inbox_task(
                     f"{task.name} was called as a function, so it has no id: call {task.name}.delay(…), or give "
                     "inbox_task a message_id"
                 )
+            call = _Call(task, args, kwargs)
             try:
-                work.do(task, given_id, args, kwargs)
+                work.do(call, given_id)
             except (InFlight, DatabaseUnavailable) as error:
                 _send_again(task, again_seconds, error)
+            except SoftTimeLimitExceeded as error:
+                if not call.has_returned:
+                    raise
+                _send_again(task, again_seconds, error)  # it may have committed
 
         run.__signature__ = work.signature  # type: ignore[attr-defined] # Celery checks arguments by it
         return app.task(bind=True, **options)(run)
 
     return decorate
+
+
+NOT_RETRIED = (Expired, InvalidMessageId, MessageParked, Mismatch, Reject)
+"""What ``autoretry_for`` leaves alone: another try would end in the same way; a Reject is to reach the broker."""
+
+
+class _RetriesThatAreNotLost:
+    """A base of tasks: where Celery would drop a task whose retry cannot be sent, the broker delivers it again."""
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """Retry the task, as ``Task.retry``."""
+        try:
+            return super().retry(*args, **options)  # type: ignore[misc] # of Task, which is beside it
+        except Reject as unsent:
+            if not isinstance(unsent.reason, OperationalError | OSError):
+                raise  # it cannot be sent at any time
+            raise Reject(unsent.reason, requeue=True) from unsent
+
+
+@dataclass
+class _Call:
+    """A task that is under way; ``has_returned``: its body has, so it may have committed."""
+
+    task: Task
+    args: Any
+    kwargs: Any
+    has_returned: bool = False
 
 
 class _Work:
@@ -140,34 +183,41 @@ class _Work:
         # A process that was forked must not use its parent's connections.
         worker_process_init.connect(lambda **_: engine.dispose(close=False), weak=False)
 
-    def do(self, task: Task, message_id: str, args: Any, kwargs: Any) -> None:
-        """Record a message and run the body; nothing is run if it was processed before, or is a dead letter."""
-        content = _stable_form(task, args, kwargs) if self._fingerprint else b""
+    def do(self, call: _Call, message_id: str) -> None:
+        """Record a message and run the body; nothing is run if it was processed before.
+
+        Raises:
+            MessageParked: it is a dead letter; nothing was run.
+        """
+        content = _stable_form(call) if self._fingerprint else b""
         delivery = Delivery(Message(message_id, content, {}, "celery"), receipt=message_id)
         try:
-            self._transactions.run_one(delivery, call=(task, args, kwargs))
+            self._transactions.run_one(delivery, call=call)
         except Parked:
-            return
+            raise MessageParked(
+                f"message {message_id} waits as a dead letter, so {call.task.name} was not run; redrive or discard it"
+            ) from None
 
     def _run(self, session: Session, _message: Message, *, call: Any = None) -> None:
-        task, args, kwargs = call
+        call.has_returned = False
         # A body may change them, and run again after a deadlock.
-        args, kwargs = copy.deepcopy((args, kwargs))
-        returned: object = self._body(*([task] if self._bind else []), session, *args, **kwargs)
+        args, kwargs = copy.deepcopy((call.args, call.kwargs))
+        returned: object = self._body(*([call.task] if self._bind else []), session, *args, **kwargs)
         if returned is not None:
             raise TypeError(
-                f"{task.name} has to return None, not {type(returned).__name__}: a duplicate could not return it "
+                f"{call.task.name} has to return None, not {type(returned).__name__}: a duplicate could not return it "
                 "again; write it to the database"
             )
+        call.has_returned = True
 
 
-def _stable_form(task: Task, args: Any, kwargs: Any) -> bytes:
+def _stable_form(call: _Call) -> bytes:
     """Return arguments as bytes, the same for each delivery; raises TypeError if they have no such form."""
     try:
-        return json.dumps([list(args), kwargs], sort_keys=True, default=_text_of).encode()
+        return json.dumps([list(call.args), call.kwargs], sort_keys=True, default=_text_of).encode()
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"the arguments of {task.name} have no stable form, which an inbox with fingerprints needs: {error}"
+            f"the arguments of {call.task.name} have no stable form, which an inbox with fingerprints needs: {error}"
         ) from error
 
 

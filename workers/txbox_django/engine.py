@@ -19,13 +19,14 @@ from psycopg.adapt import AdaptersMap
 from sqlalchemy import Engine, create_engine
 
 from txbox import InvalidConfiguration
-from txbox.postgres.engines import KEEPALIVES, adopt
+from txbox.postgres.engines import adopt, complete
 
 
 def database_engine(using: str = "default", **options: Any) -> Engine:
     """Make an engine of SQLAlchemy on a database of Django's settings; nothing is connected.
 
-    Its connections are made by Django: as ``DATABASES`` says, time zone, role and ``connection_created`` included.
+    Its connections are made by Django: as ``DATABASES`` says, time zone, role and ``connection_created`` included. What
+    ``OPTIONS`` leaves open is as with other engines: keepalives, and ``connect_timeout``.
 
     Args:
         using: the alias of the database.
@@ -104,7 +105,8 @@ class _Psycopg:
 def _connect(using: str) -> LendableConnection:
     maker = connections.create_connection(using).copy()
     options = {name: value for name, value in maker.settings_dict["OPTIONS"].items() if name != "pool"}
-    maker.settings_dict["OPTIONS"] = {**KEEPALIVES, **options}
+    complete(options)
+    maker.settings_dict["OPTIONS"] = options
     maker.Database = _Psycopg()
     try:
         maker.connect()

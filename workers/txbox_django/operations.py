@@ -11,8 +11,9 @@ from alembic.runtime.migration import MigrationContext
 from django.conf import settings
 from django.db import router
 from django.db.migrations.operations.base import Operation
-from sqlalchemy import Connection, Engine, StaticPool, make_url
+from sqlalchemy import Connection, Engine, StaticPool, inspect, make_url
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.schema import CreateSchema
 
 import txbox_migrations
 
@@ -21,7 +22,7 @@ class Step(Operation):
     """Brings txbox's tables from the version before to a version, and back; it knows no models.
 
     Steps that are there already are skipped, such as those of ``txbox db upgrade``. The settings ``TXBOX_SCHEMA`` and
-    ``TXBOX_PREFIX`` say where the tables are.
+    ``TXBOX_PREFIX`` say where the tables are; a schema that is missing is created.
     """
 
     reversible = True
@@ -57,11 +58,15 @@ class Step(Operation):
         if schema_editor.collect_sql:  # for `manage.py sqlmigrate`
             sql = StringIO()
             context = MigrationContext.configure(dialect_name="postgresql", opts={"as_sql": True, "output_buffer": sql})
+            if where["schema"] is not None and since == 0:
+                context.impl.execute(CreateSchema(where["schema"], if_not_exists=True))
             change(Operations(context), to=to, since=since, **where)
             schema_editor.collected_sql.append(sql.getvalue().strip())
             return
         connection.ensure_connection()
         with _borrowed(connection.connection) as borrowed:
+            if where["schema"] is not None and to > since and not inspect(borrowed).has_schema(where["schema"]):
+                borrowed.execute(CreateSchema(where["schema"]))
             change(Operations(MigrationContext.configure(borrowed)), to=to, **where)
 
 

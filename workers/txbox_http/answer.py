@@ -42,12 +42,14 @@ class Answer:
     Attributes:
         status: its status code.
         headers: names, in lower case, and values; in order.
-        body: all of it.
+        body: all of it; or its end, of one whose other parts have been sent.
+        is_whole: whether it is all of it.
     """
 
     status: int
     headers: Headers
     body: bytes
+    is_whole: bool = True
 
     def messages(self) -> list[dict[str, Any]]:
         """Return what sends it, as ASGI has it."""

@@ -1,13 +1,15 @@
 """The exchange: one request and its response, held until it is settled what becomes of them.
 
 The body is kept as the application reads it, so that a request can be run again after a conflict. Nothing of a response
-leaves before its work is settled: a client never hears of an effect that was rolled back.
+leaves before its work is settled: a client never hears of an effect that was rolled back. Only what cannot be rolled
+back, under a lease, may answer with more than is held; the end of that is held.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Send
 
 from txbox.errors import EffectUnknown, InvalidConfiguration
@@ -23,7 +25,15 @@ class NotWhole(EffectUnknown):
 class Exchange:
     """What a middleware gives to the application in place of ``receive`` and ``send``."""
 
-    def __init__(self, receive: Receive, send: Send, *, max_request_bytes: int, keeps: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        *,
+        max_request_bytes: int,
+        keeps: Callable[[int], bool],
+        documentation: str,
+    ) -> None:
         """Take both of a request.
 
         Args:
@@ -31,11 +41,13 @@ class Exchange:
             send: the server's.
             max_request_bytes: of a body that is kept.
             keeps: given the status of a response, whether its effect is to stay.
+            documentation: where problems lead to.
         """
         self._receive = receive
         self._send = send
         self._max_request_bytes = max_request_bytes
         self._keeps = keeps
+        self._documentation = documentation
         self._messages: list[Message] = []
         self._next = 0  # of the messages, the first that the application has not read
         self._size = 0
@@ -53,6 +65,8 @@ class Exchange:
         self._start: Message | None = None
         self._body = bytearray()
         self._is_ended = False
+        self._is_passed_on = False  # its first parts have left, as it is too large to be held
+        self._fails_before_its_end = False
 
     def rewind(self) -> bool:
         """Prepare for another run of the application; return whether that is possible."""
@@ -65,6 +79,16 @@ class Exchange:
         """Hold the response from now on, until its work is settled; None: there is nothing to settle."""
         self.is_begun = True
         self.work = work
+
+    def note_handler(self, request: Request) -> None:
+        """Note whether a stream that fails raises its error before its end comes here, or may do so after it.
+
+        BaseHTTPMiddleware of Starlette is what ends a body also if its stream has failed, and raises the error after
+        that. It gives applications a ``receive`` of its own; and what it is given itself, before a route is found, is
+        no word of a handler.
+        """
+        if type(request) is Request and "endpoint" in request.scope and request.receive == self.receive:
+            self._fails_before_its_end = True
 
     async def receive(self) -> Message:
         """Give the application the next part of the request."""
@@ -100,8 +124,7 @@ class Exchange:
     async def send(self, message: Message) -> None:
         """Take the next part of the response; with the last one its work is settled, and all of it is sent.
 
-        BaseHTTPMiddleware of Starlette ends a body with an empty part also if its stream has failed, and raises the
-        error after that. So where such an end may be a cut, ``end`` settles the work.
+        Where an end may be a cut, see ``note_handler``, ``end`` settles the work.
         """
         if self.work is None:
             self.is_answered = True
@@ -115,10 +138,9 @@ class Exchange:
             self._start = message
         elif message["type"] == "http.response.body" and self._start is not None:
             part = message.get("body", b"")
-            self._body += part
             self._is_ended = not message.get("more_body", False)
             try:
-                self._refuse_large(self.work)
+                await self._hold(self.work, self._start, part)
                 if self._is_ended and (part or self._is_surely_whole(self._start)):
                     await self._settle(self.work, self._start)
             except BaseException as error:
@@ -130,6 +152,8 @@ class Exchange:
             )
 
     def _is_surely_whole(self, start: Message) -> bool:
+        if self._fails_before_its_end:
+            return True
         lengths = [bytes(value) for name, value in start.get("headers", ()) if bytes(name).lower() == b"content-length"]
         return start["status"] in (204, 304) or lengths == [b"%d" % len(self._body)]
 
@@ -148,24 +172,38 @@ class Exchange:
 
     async def _settle(self, work: Work, start: Message) -> None:
         headers = tuple((bytes(name).lower(), bytes(value)) for name, value in start.get("headers", ()))
-        answer = Answer(start["status"], headers, bytes(self._body))
+        answer = Answer(start["status"], headers, bytes(self._body), is_whole=not self._is_passed_on)
         await work.finish(answer, done=self._keeps(answer.status))
         await self.answer(answer)
 
-    def _refuse_large(self, work: Work) -> None:
+    async def _hold(self, work: Work, start: Message, part: bytes) -> None:
+        """Hold a part of the body; send those before it, if that would be too much, and nothing can be undone.
+
+        The last part is always held, with which the work is settled: before it no client takes the response for whole.
+        """
         limit = work.max_response_bytes
-        if limit is not None and len(self._body) > limit:
+        is_too_much = limit is not None and len(self._body) + len(part) > limit
+        if is_too_much and work.may_run_again:
             raise Answered(
                 problem(
                     "response-too-large",
                     f"More than {limit:,} bytes are not kept. Nothing was done: the service has to put the content "
                     "elsewhere and answer with its place, or to allow more.",
+                    self._documentation,
                 )
             )
+        if is_too_much and self._body and part:
+            with suppress(OSError):  # the client has left, and the effect is there all the same
+                if not self._is_passed_on:
+                    self._is_passed_on = True
+                    await self._send(start)
+                await self._send({"type": "http.response.body", "body": bytes(self._body), "more_body": True})
+            self._body.clear()
+        self._body += part
 
     async def answer(self, answer: Answer) -> None:
         """Send an answer."""
         self.is_answered = True
         self._answered.set()
-        for message in answer.messages():
+        for message in answer.messages()[self._is_passed_on :]:  # without a start, if it has been sent
             await self._send(message)

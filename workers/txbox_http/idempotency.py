@@ -130,7 +130,9 @@ class Idempotency:
 
     def current(self, request: Request) -> Any:
         """Return the session or the lease of a request that is begun; None if it has none: it came without a key."""
-        work = self._exchange(request).work
+        exchange = self._exchange(request)
+        exchange.note_handler(request)
+        work = exchange.work
         return None if work is None else work.subject
 
     def _exchange(self, request: Request) -> Exchange:

@@ -12,13 +12,14 @@ reached the client: a repeat gets the response that was kept.
 import asyncio
 import itertools
 import json
+from collections.abc import Coroutine
 from typing import Any, cast
 
 import anyio
+from anyio.lowlevel import RunVar
 from sqlalchemy import event, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
-from starlette.concurrency import run_in_threadpool
 
 from txbox.backoff import Backoff
 from txbox.coroutines import AsyncInbox
@@ -31,13 +32,16 @@ from txbox.postgres.sqlstates import is_retryable
 from txbox.postgres.transactions import missing_schema
 from txbox_http.answer import Answer, headers_of, kept_headers
 from txbox_http.problems import conflict, key_reused, parked, problem_of
-from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer
+from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer, until_done
 
 RUNS = 6
 """How often an id is recorded that meets other transactions, before that counts as an error."""
 
 BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
 """Between those runs."""
+
+BEGIN_THREADS = 40
+"""How many requests of a ``sessionmaker`` may wait for a connection, or for another request, at once in one loop."""
 
 _NOT_ABORTED = select(1)
 """Is refused after a statement that has failed; COMMIT is not: Postgres rolls back, and drivers say nothing."""
@@ -86,6 +90,7 @@ class InTransaction:
         self._inbox = inbox.sync_inbox if isinstance(inbox, AsyncInbox) else inbox
         self._max_response_bytes = max_response_bytes
         self._processed = processed
+        self._begin_threads: RunVar[anyio.CapacityLimiter] = RunVar("txbox_http_begin_threads")
         self._statements = ResponseStatements.load(self._inbox.schema, self._inbox.prefix)
 
     async def begin(self, keyed: KeyedRequest) -> "SessionWork":
@@ -93,7 +98,7 @@ class InTransaction:
         for run in itertools.count(1):
             work = SessionWork(self._sessions(), self._max_response_bytes)
             try:
-                found = await work.call(self._record, keyed)
+                found = await work.call(self._record, keyed, threads=self._threads())
                 if found is None:
                     work.keep_with(self, keyed)
                     return work
@@ -114,7 +119,26 @@ class InTransaction:
 
     async def begin_without_key(self) -> "SessionWork":
         """Begin a transaction in which nothing is recorded."""
-        return SessionWork(self._sessions(), None)
+        work = SessionWork(self._sessions(), None)
+        if not isinstance(work.subject, AsyncSession):
+            try:  # or else handlers would wait for connections, in threads that those with connections wait for
+                await work.call(Session.connection, threads=self._threads())
+            except BaseException:
+                await work.close()
+                raise
+        return work
+
+    def _threads(self) -> anyio.CapacityLimiter:
+        """Return what limits the threads that begin.
+
+        They wait for connections, and those who have these need threads for their handlers, and for the end. So a
+        thread that begins is none of anyio's default ones, which handlers have, and none that ends a transaction.
+        """
+        try:
+            return self._begin_threads.get()
+        except LookupError:
+            self._begin_threads.set(anyio.CapacityLimiter(BEGIN_THREADS))
+            return self._begin_threads.get()
 
     def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
         """Record a request; return what is known of it if it is a duplicate."""
@@ -170,20 +194,22 @@ class SessionWork:
         self._is_closed = False
         event.listen(self._session, "before_commit", self._refuse_commit)
 
-    async def call(self, function: Any, *arguments: Any) -> Any:
-        """Call a function with the session: in a greenlet, or in a thread, whose end a cancellation awaits."""
+    async def call(self, function: Any, *arguments: Any, threads: anyio.CapacityLimiter | None = None) -> Any:
+        """Call a function with the session: in a greenlet, or in a thread, whose end a cancellation awaits.
+
+        ``threads`` limits how many there are; None: it waits for none.
+        """
         if isinstance(self.subject, AsyncSession):
             return await self.subject.run_sync(function, *arguments)
-        call = asyncio.ensure_future(run_in_threadpool(function, self._session, *arguments))
-        cancelled: asyncio.CancelledError | None = None
-        with anyio.CancelScope(shield=True):  # which does not hold off task.cancel() of asyncio
-            while not call.done():
-                try:
-                    await asyncio.wait([call])
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        if cancelled is not None:
-            raise cancelled from call.exception()
+        return await self._to_its_end(
+            anyio.to_thread.run_sync(function, self._session, *arguments, limiter=threads or anyio.CapacityLimiter(1))
+        )
+
+    @staticmethod
+    async def _to_its_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        call = asyncio.ensure_future(coroutine)
+        if (cancelled := await until_done(call)) is not None:
+            raise cancelled from (None if call.cancelled() else call.exception())
         return call.result()
 
     def keep_with(self, strength: InTransaction, keyed: KeyedRequest) -> None:
@@ -205,8 +231,7 @@ class SessionWork:
         if self._is_closed:
             return
         self._is_closed = True
-        with anyio.CancelScope(shield=True):
-            await self.call(self._close)
+        await self._to_its_end(self.call(self._close))
 
     @staticmethod
     def _close(session: Session) -> None:

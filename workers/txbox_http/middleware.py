@@ -56,7 +56,13 @@ class IdempotencyMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(receive, send, max_request_bytes=self._once.max_request_bytes, keeps=self._once.keeps)
+        exchange = Exchange(
+            receive,
+            send,
+            max_request_bytes=self._once.max_request_bytes,
+            keeps=self._once.keeps,
+            documentation=self._once.documentation,
+        )
         scope[EXCHANGES] = {**scope.get(EXCHANGES, {}), self._once: exchange}
         before = dict(scope)
         for run in itertools.count(1):

@@ -1,11 +1,13 @@
 """The port: how strongly a request is done once."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -54,8 +56,9 @@ class Work(Protocol):
 
     Attributes:
         subject: what its handler is given: a session, or a lease.
-        max_response_bytes: a larger response fails; None: any size.
-        may_run_again: whether Postgres undoes all of it where it meets another transaction.
+        max_response_bytes: of a response that is held, and kept; None: any size.
+        may_run_again: whether Postgres undoes all of it where it meets another transaction, or cannot keep its
+            response.
     """
 
     subject: Any
@@ -81,6 +84,18 @@ class Strength(Protocol):
 
     async def begin_without_key(self) -> Work | None:
         """Begin the work of a request that came without a key, where it may; None if there is nothing to begin."""
+
+
+async def until_done(call: "asyncio.Future[Any]") -> asyncio.CancelledError | None:
+    """Wait for the end of a call, however often the request is cancelled meanwhile; return the last cancellation."""
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):  # which does not hold off task.cancel() of asyncio
+        while not call.done():
+            try:
+                await asyncio.wait([call])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    return cancelled
 
 
 async def processed_answer(processed: Processed | None, request: Request, subject: Any) -> Answer:

@@ -11,7 +11,6 @@ The runner of leases does all of that; here it is a task, which waits for the re
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import Any
 
 from txbox.errors import EffectUnknown, ResultNotStored
@@ -21,7 +20,7 @@ from txbox.leases.runner import LeaseRunner, WorkResult, refuse_expired
 from txbox.outcome import Outcome
 from txbox_http.answer import Answer, decoded, encoded
 from txbox_http.problems import problem_of
-from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer
+from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer, until_done
 
 
 class UnderLease:
@@ -47,8 +46,8 @@ class UnderLease:
             ledger: ``PostgresLedger`` or ``DynamoDBLedger``; its calls are made in threads.
             lease_seconds: how long a request stays with a process that has died.
             wait_seconds: how long to wait for another request with the key, before 409.
-            max_response_bytes: of a response's body. A larger one is sent, and not kept; so is one that the ledger
-                refuses.
+            max_response_bytes: of a response's body. A larger one is sent as it comes, and not kept; nor is one that
+                the ledger refuses.
             processed: given the request and None, makes the response where the effect is there, and no response is
                 kept. None: status 204.
 
@@ -58,10 +57,11 @@ class UnderLease:
         require_ledger(ledger, "UnderLease.ledger")
         self._ledger = ledger
         self._processed = processed
+        self._max_response_bytes = max_response_bytes
 
         def encode(answer: Answer) -> bytes:
-            if len(answer.body) > max_response_bytes:
-                raise ValueError(f"the response has {len(answer.body):,} bytes, and {max_response_bytes:,} are kept")
+            if not answer.is_whole or len(answer.body) > max_response_bytes:
+                raise ValueError(f"the response has more than {max_response_bytes:,} bytes")
             return encoded(answer)
 
         self._runner = LeaseRunner(
@@ -90,10 +90,10 @@ class UnderLease:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             task.cancel()
-            await asyncio.wait([task])
+            await until_done(task)
             raise
         if acquired.done():
-            return LeaseWork(acquired.result(), task, ended)
+            return LeaseWork(acquired.result(), task, ended, self._max_response_bytes)
         try:
             done = task.result()
         except Exception as error:
@@ -113,11 +113,17 @@ class UnderLease:
 class LeaseWork:
     """A request that is done under its lease. Implements ``Work``."""
 
-    max_response_bytes: int | None = None
     may_run_again = False
 
-    def __init__(self, lease: Lease, task: "asyncio.Task[WorkResult]", ended: "asyncio.Future[Answer]") -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        task: "asyncio.Task[WorkResult]",
+        ended: "asyncio.Future[Answer]",
+        max_response_bytes: int | None,
+    ) -> None:
         self.subject = lease
+        self.max_response_bytes = max_response_bytes
         self._task = task
         self._ended = ended
 
@@ -140,8 +146,11 @@ class LeaseWork:
         """Release the message, as after an error of a worker's handler."""
         if not self._ended.done():
             self._ended.set_exception(error)
-        with suppress(BaseException):
-            await asyncio.shield(self._task)
+        cancelled = await until_done(self._task)
+        if not self._task.cancelled():
+            self._task.exception()  # the one given; or else asyncio would say that it was never looked at
+        if cancelled is not None:
+            raise cancelled
 
 
 class _Refused(Exception):

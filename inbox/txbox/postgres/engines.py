@@ -152,13 +152,19 @@ def _compare(driver: Any, pid: int) -> None:
     _log.info("a pooler is between here and the database: this connection prepares no statements")
 
 
+def complete(parameters: dict[str, Any]) -> None:
+    """Add ``KEEPALIVES`` and ``CONNECT_SECONDS`` to libpq's parameters, where these set nothing else."""
+    if "service" in parameters:  # its file may say otherwise
+        return
+    for name, value in KEEPALIVES.items():
+        parameters.setdefault(name, value)
+    if not any(one.keyword == b"connect_timeout" and one.val for one in Conninfo.get_defaults()):
+        seconds = math.ceil(min(CONNECT_SECONDS, bound()))
+        parameters.setdefault("connect_timeout", seconds)  # PGCONNECT_TIMEOUT does not say otherwise
+
+
 def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
-    if "service" not in parameters:  # its file may say otherwise
-        for name, value in KEEPALIVES.items():
-            parameters.setdefault(name, value)
-        if not any(one.keyword == b"connect_timeout" and one.val for one in Conninfo.get_defaults()):
-            seconds = math.ceil(min(CONNECT_SECONDS, bound()))
-            parameters.setdefault("connect_timeout", seconds)  # PGCONNECT_TIMEOUT does not say otherwise
+    complete(parameters)
     record.info[_WATCHDOG] = _read_seconds(parameters.pop(_WATCHDOG, WATCHDOG_SECONDS))
     # As the JDBC driver has it, for which the same URL may be meant: there, 0 is to prepare nothing.
     if (as_jdbc_has_it := parameters.pop("prepareThreshold", None)) is not None:

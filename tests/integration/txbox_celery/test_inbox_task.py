@@ -12,8 +12,10 @@ from celery.exceptions import Reject
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
-from txbox import Inbox
-from txbox_celery import inbox_task
+from support.txbox.horizon import LONG_AGO, id_of, move_horizon
+from support.workers.business import APPLY, Business
+from txbox import Expired, Inbox, Mismatch
+from txbox_celery import MessageParked, inbox_task
 
 
 @pytest.fixture
@@ -53,6 +55,48 @@ def test_what_cannot_be_sent_again_goes_back_to_the_broker_although_all_errors_a
     assert isinstance(rejected, Reject)
     assert rejected.requeue, "else the broker drops it"
     assert KeyError in buy.dont_autoretry_for
+
+
+@pytest.mark.parametrize("how", ["self.retry", "autoretry_for"])
+def test_a_retry_that_cannot_be_sent_goes_back_to_the_broker(
+    app: Celery, engine: Engine, business: Business, how: str
+) -> None:
+    options: dict[str, Any] = {"autoretry_for": (KeyError,)} if how == "autoretry_for" else {}
+
+    @inbox_task(app, inbox=Inbox("billing"), engine=engine, bind=True, **options)
+    def buy(self: Any, session: Session, item: object) -> None:
+        session.execute(APPLY, {"id": "tea", "body": ""})
+        raise KeyError if options else self.retry(args=[item])
+
+    requeued = []
+    for item in ("tea", object()):  # which no try can send
+        ended = trace_task(buy, "r-1", (item,), {}, {"id": "r-1", "args": (item,), "delivery_info": {}}, app=app)
+        assert isinstance(ended.info.retval, Reject)
+        requeued.append(ended.info.retval.requeue)
+    assert requeued == [True, False]
+    assert business.applied() == {}
+
+
+@pytest.mark.parametrize("error", [MessageParked, Mismatch, Expired])
+def test_what_is_not_to_be_run_fails_and_is_not_retried(
+    app: Celery, engine: Engine, business: Business, error: type[Exception]
+) -> None:
+    task_id, inbox = id_of(LONG_AGO), Inbox("billing", fingerprint=True)
+
+    @inbox_task(app, inbox=inbox, engine=engine, autoretry_for=(Exception,))
+    def buy(_session: Session) -> None:
+        raise AssertionError
+
+    if error is Expired:
+        move_horizon(engine)
+    else:
+        with engine.begin() as connection:
+            inbox.record(connection, task_id, b"another" if error is Mismatch else b"[[], {}]")
+            if error is MessageParked:
+                connection.exec_driver_sql("UPDATE processed_message SET dead_letter_id = 1")
+    ended = trace_task(buy, task_id, (), {}, {"id": task_id, "delivery_info": {}}, app=app)
+    assert ended.info.state == "FAILURE"
+    assert isinstance(ended.info.retval, error)
 
 
 def test_only_an_inbox_with_fingerprints_needs_arguments_of_a_stable_form(app: Celery, engine: Engine) -> None:

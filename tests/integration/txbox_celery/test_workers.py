@@ -15,6 +15,7 @@ from support.postgres.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from support.workers.business import Business
 from txbox import Inbox
+from txbox_celery import MessageParked
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -149,6 +150,38 @@ def test_chains_and_chords_go_on_once(shop: Any, start: Start, business: Busines
     assert chord(members)(buy.si().set(task_id="end")).get(timeout=90) is None
     wait_until(lambda: _is_empty(shop), "every delivery is acked", timeout=60)
     applied_once(business, "c1", "c2", "c3", "g0", "g1", "g2", "end")
+
+
+def test_a_dead_letter_fails_its_task_and_ends_its_chain(
+    shop: Any, start: Start, business: Business, engine: Engine
+) -> None:
+    start()
+    with engine.begin() as connection:
+        Inbox("billing").record(connection, "parked-1")
+        connection.exec_driver_sql("UPDATE processed_message SET dead_letter_id = 1")
+    sent = chain(shop.buy.si().set(task_id="parked-1"), shop.buy.si().set(task_id="behind-1")).apply_async()
+    with pytest.raises(MessageParked, match="parked-1 waits as a dead letter"):
+        sent.parent.get(timeout=60)
+    assert shop.buy.apply_async([], task_id="after parked-1").get(timeout=60) is None
+    wait_until(lambda: _is_empty(shop), "every delivery is acked", timeout=60)
+    applied_once(business, "after parked-1")
+
+
+def test_a_soft_time_limit_within_the_commit_says_nothing_before_the_inbox_does(
+    shop: Any, start: Start, business: Business, engine: Engine, tmp_path: Path
+) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql "
+            "AS 'BEGIN PERFORM pg_sleep(3); RETURN NULL; END'; "
+            "CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION sleep()"
+        )
+    start()
+    sent = shop.buy.apply_async([], task_id="soft-1", soft_time_limit=1)
+    assert sent.get(timeout=60) is None
+    assert "Soft time limit (1s) exceeded" in (tmp_path / "worker.log").read_text()
+    applied_once(business, "soft-1")
 
 
 def test_a_revoked_task_is_not_applied_and_may_be_sent_again(

@@ -263,3 +263,11 @@ def test_django_s_own_connection_of_the_thread_is_as_it_was(lendable: Engine) ->
                 assert cursor.fetchone() == ("{}",)  # Django reads it by itself
         assert connections["default"] is before
         assert worker_s.exec_driver_sql("SELECT details FROM seen").scalar_one() == {}
+
+
+def test_a_server_that_does_not_answer_is_waited_for_as_by_other_engines(lendable: Engine) -> None:
+    with lendable.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        parameters = driver.info.get_parameters()
+    assert (parameters["connect_timeout"], parameters["keepalives_idle"]) == ("10", "15")

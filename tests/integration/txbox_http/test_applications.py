@@ -29,6 +29,7 @@ from support.web.service import engine_for, served
 from support.workers.business import APPLY, Business
 from txbox import Inbox, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
+from txbox_http.idempotency import EXCHANGES
 
 Handler = Callable[[Idempotency, Request], Any]
 Serve = Callable[..., AbstractContextManager[httpx2.Client]]
@@ -173,9 +174,17 @@ async def pass_on(request: Request, call_next: Any) -> Response:
     return response
 
 
+async def begin_and_pass_on(request: Request, call_next: Any) -> Response:
+    """As a middleware inside, begin the request for the handler."""
+    for once in request.scope.get(EXCHANGES, {}):
+        await once(request)
+    return await pass_on(request, call_next)
+
+
+@pytest.mark.parametrize("around", [pass_on, begin_and_pass_on])
 @pytest.mark.parametrize("parts_before", [0, 1])
 def test_a_stream_that_fails_is_rolled_back_though_a_middleware_has_ended_its_body(
-    serve: Serve, business: Business, errors: list[BaseException], parts_before: int
+    serve: Serve, business: Business, errors: list[BaseException], parts_before: int, around: Any
 ) -> None:
     async def handler(once: Idempotency, request: Request) -> Response:
         await apply(await once(request))
@@ -187,7 +196,7 @@ def test_a_stream_that_fails_is_rolled_back_though_a_middleware_has_ended_its_bo
 
         return StreamingResponse(parts())
 
-    with serve(handler, around=pass_on) as client:
+    with serve(handler, around=around) as client:
         assert client.post("/", **POST).status_code == 500
     assert isinstance(errors.pop(), ZeroDivisionError)
     assert business.applied() == {}
@@ -239,12 +248,19 @@ def test_messages_beside_the_response_do_not_fail_it_and_are_not_kept(schema_url
     assert business.recorded() == {"k1"}
 
 
-def test_a_background_task_runs_after_the_commit_and_not_for_a_repeat(serve: Serve, business: Business) -> None:
+@pytest.mark.parametrize("kind", [Response, StreamingResponse])
+def test_a_background_task_runs_after_the_commit_and_not_for_a_repeat(
+    serve: Serve, business: Business, kind: Any
+) -> None:
     seen: list[Counter[str]] = []
 
     async def handler(once: Idempotency, request: Request) -> Response:
         await apply(await once(request))
-        return Response(background=BackgroundTask(lambda: seen.append(business.applied())))
+        task = BackgroundTask(lambda: seen.append(business.applied()))
+        return kind(background=task) if kind is Response else kind(parts(), background=task)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"a"
 
     with serve(handler) as client:
         for _ in range(2):

@@ -37,7 +37,7 @@ async def cancelled_in_handler(once: Idempotency, apply: Callable[[Any], Any]) -
     async def send(_: Any) -> None:
         raise AssertionError("nothing is to be answered")
 
-    task = asyncio.create_task(IdempotencyMiddleware(app, once)(dict(SCOPE), receive, send))
+    task = asyncio.create_task(IdempotencyMiddleware(app, once)(dict(SCOPE), receive, send), name="request")
     await asyncio.wait_for(entered.wait(), 30)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -46,17 +46,31 @@ async def cancelled_in_handler(once: Idempotency, apply: Callable[[Any], Any]) -
 
 
 @pytest.mark.parametrize("driver", ["async", "asyncpg"])
+@pytest.mark.parametrize("times", [1, 2])
 def test_its_transaction_is_rolled_back_and_its_connection_given_back(
-    schema_url: str, business: Business, driver: str
+    schema_url: str, business: Business, driver: str, times: int
 ) -> None:
+    rolled_back = []
+
     async def main() -> None:
         engine = engine_for(schema_url, driver)
+
+        @event.listens_for(engine.sync_engine, "rollback")
+        def cancel_again(_: object) -> None:
+            if times == 2:
+                next(task for task in asyncio.all_tasks() if task.get_name() == "request").cancel()
+
+        @event.listens_for(engine.sync_engine, "checkin")
+        def note(driver_connection: object, _: object) -> None:
+            rolled_back.append(driver_connection is not None)
+
         once = Idempotency(InTransaction(async_sessionmaker(engine), Inbox("billing")), caller=everyone)
         await cancelled_in_handler(once, lambda session: session.execute(APPLY, {"id": "tea", "body": ""}))
         assert engine.pool.checkedout() == 0
         await engine.dispose()
 
     asyncio.run(main())
+    assert rolled_back == [True], "the clean-up was cut short, and the connection thrown away"
     assert business.applied() == {}
     assert business.recorded() == set()
 

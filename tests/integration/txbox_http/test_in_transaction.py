@@ -15,10 +15,13 @@ from txbox import Inbox
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.schema import tables
 
+PAGE = "https://shop.example/keys"
+"""Where the service says what its keys are."""
+
 
 @pytest.fixture(params=STYLES)
 def shop(schema_url: str, business: Business, request: pytest.FixtureRequest) -> Iterator[httpx2.Client]:
-    with served(service(schema_url, request.param)) as client:
+    with served(service(schema_url, request.param, documentation=PAGE)) as client:
         yield client
 
 
@@ -44,14 +47,16 @@ def test_what_is_answered_to_requests_that_are_not_run(shop: httpx2.Client, busi
     missing = buy(shop, None)
     blank = buy(shop, "a b")
     large = buy(shop, "k2", "x" * 1_100_000)
+    answered_large = buy(shop, "k3", then="large")
 
-    answers = {response.status_code: response for response in (missing, large, other)}
-    assert set(answers) == {400, 413, 422}
+    answers = {response.status_code: response for response in (missing, large, other, answered_large)}
+    assert set(answers) == {400, 413, 422, 500}
     assert (other_query.status_code, blank.status_code) == (422, 400)
     for status, response in answers.items():
         assert response.headers["content-type"] == "application/problem+json"
         assert response.json()["status"] == status
-        assert response.headers["link"].endswith('rel="describedby"; type="text/html"')
+        assert response.headers["link"] == f'<{PAGE}>; rel="describedby"; type="text/html"'
+        assert response.json()["type"].startswith(f"{PAGE}#")
     assert missing.json()["title"] == "Idempotency-Key is missing"
     assert other.json()["title"] == "Idempotency-Key is already used"
     assert business.applied() == {"tea": 1}

@@ -1,6 +1,7 @@
 """Requests at once: with one key, and with several that change the same row; at all isolation levels."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -85,6 +86,18 @@ def test_one_that_waits_long_enough_gets_the_answer_of_the_other(
         assert (response.status_code, response.headers["idempotent-replayed"]) == (201, "true")
         assert response.content == first.result().content
     assert business.applied() == {"tea": 1}
+
+
+def test_more_requests_than_threads_and_connections_queue_and_do_not_wait_for_each_other(
+    schema_url: str, business: Business
+) -> None:
+    # Each holds its connection while it waits for a thread; the threads wait for connections.
+    with served(service(schema_url, "sync dependency")) as client, ThreadPoolExecutor(100) as many:
+        begun = time.monotonic()
+        answers = list(many.map(lambda number: buy(client, f"k{number}", f"i{number}"), range(100)))
+        assert time.monotonic() - begun < 20
+    assert {answer.status_code for answer in answers} == {201}
+    assert business.balance() == 100
 
 
 def test_requests_that_change_the_same_row_are_run_again_and_all_succeed(

@@ -1,7 +1,7 @@
 """Requests with a key under a lease, with both ledgers: the effect is a call that no transaction covers."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Annotated, Any
@@ -10,8 +10,11 @@ import httpx2
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy import Engine
+from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
@@ -139,6 +142,39 @@ def test_a_response_that_is_too_large_is_sent_once_and_its_effect_is_not_repeate
     assert (first.status_code, len(first.json())) == (201, 2_000_000)
     assert (again.status_code, again.headers["idempotent-replayed"]) == (204, "true")
     assert len(bank.charged) == 1
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_stream_that_is_too_large_to_be_held_is_sent_as_it_comes_but_for_its_end(engine: Engine, lost: bool) -> None:
+    once, free = Idempotency(UnderLease(PostgresLedger("charging", engine=engine)), caller=everyone), threading.Event()
+
+    async def handler(request: Request) -> StreamingResponse:
+        await once(request)
+
+        async def parts() -> AsyncIterator[bytes]:
+            for _ in range(3):
+                yield b"a" * 600_000
+            assert await run_in_threadpool(free.wait, 10)
+            yield b"b"
+
+        return StreamingResponse(parts())
+
+    app = Starlette(routes=[Route("/", handler, methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, once)
+    post = {"headers": {"idempotency-key": "k1"}}
+    with served(app) as client, client.stream("POST", "/", **post) as response:
+        body = response.iter_bytes()
+        size = len(next(body))
+        if lost:
+            with engine.begin() as connection:
+                connection.exec_driver_sql("UPDATE message_lease SET fence = fence + 1, owner = 'another'")
+        free.set()
+        if lost:
+            with pytest.raises(httpx2.RemoteProtocolError):
+                list(body)
+        else:
+            assert size + sum(map(len, body)) == 1_800_001
+            assert client.post("/", **post).status_code == 204
 
 
 def test_after_the_death_of_a_process_the_next_attempt_comes_with_the_end_of_its_lease_and_is_told(
