@@ -43,7 +43,7 @@ PUBLIC = {
     "txbox_aws.step_functions": "Execution Executions MAX_INPUT_BYTES execution_name stepfunctions_client",
     "txbox_testing": """
         Delivered Fault NotIdempotent NotSettled PLACES PointResult Relayed TrialReport crash_at delay deliver duplicate
-        lose_ack lose_commit lose_commit_answer overtake relay try_every_point
+        load lose_ack lose_commit lose_commit_answer overtake relay try_every_point try_every_point_of_load
     """,
     "txbox_local": "AcceptedMail LocalAws LocalPostgres LocalServerError LocalSmtp",
     "txbox.watermarks": "Advance WAIT_SECONDS Watermarks",

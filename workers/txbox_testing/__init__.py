@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         lose_commit_answer,
         overtake,
     )
+    from txbox_testing.load_run import load, try_every_point_of_load
     from txbox_testing.relay_run import Relayed, relay
     from txbox_testing.stages.stage import NotSettled
     from txbox_testing.trial import NotIdempotent, PointResult, TrialReport, try_every_point
@@ -36,17 +37,20 @@ __all__ = [
     "delay",
     "deliver",
     "duplicate",
+    "load",
     "lose_ack",
     "lose_commit",
     "lose_commit_answer",
     "overtake",
     "relay",
     "try_every_point",
+    "try_every_point_of_load",
 ]
 
 _MODULES = {
     "faults": "PLACES Fault crash_at delay duplicate lose_ack lose_commit lose_commit_answer overtake",
     "delivery": "Delivered deliver",
+    "load_run": "load try_every_point_of_load",
     "relay_run": "Relayed relay",
     "stages.stage": "NotSettled",
     "trial": "NotIdempotent PointResult TrialReport try_every_point",

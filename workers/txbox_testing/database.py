@@ -52,17 +52,23 @@ class TrialDatabase:
         engine: of the tests; only its URL is used.
         schema: of txbox's tables; None: the search path.
         prefix: of their names.
+
+    Attributes:
+        schema: as given.
+        prefix: as given.
+        driver: its connection, once it is entered; each statement commits.
     """
 
     def __init__(self, engine: "Engine | AsyncEngine", schema: str | None, prefix: str) -> None:
         url = engine.url.set(drivername="postgresql+psycopg")
         self._engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        self.schema, self.prefix = schema, prefix
         self._statements = TrialStatements.load(schema, prefix)
         self._ours = {f"{prefix}{name}" for name in TABLE_NAMES} - {f"{prefix}{name}" for name in COMPARED}
 
     def __enter__(self) -> Self:
         self._connection = self._engine.connect()
-        self._driver = cast("psycopg.Connection[tuple[Any, ...]]", self._connection.connection.dbapi_connection)
+        self.driver = cast("psycopg.Connection[tuple[Any, ...]]", self._connection.connection.dbapi_connection)
         self._kept = {table: self._copy_out(table) for table in self._tables()}
         return self
 
@@ -73,7 +79,7 @@ class TrialDatabase:
     @property
     def address(self) -> tuple[str, int] | None:
         """The server's address and TCP port; None: it is reached by a Unix socket."""
-        info = self._driver.info
+        info = self.driver.info
         return (info.hostaddr, info.port) if info.hostaddr else None
 
     def restore(self) -> None:
@@ -83,7 +89,7 @@ class TrialDatabase:
             InvalidConfiguration: this user may not switch triggers and foreign keys off for that.
         """
         try:
-            with self._driver.transaction(), self._driver.cursor() as cursor:
+            with self.driver.transaction(), self.driver.cursor() as cursor:
                 cursor.execute(self._statements.ignore_constraints)
                 for table in self._tables():
                     cursor.execute(DELETE.format(sql.Identifier(*table)))
@@ -100,16 +106,18 @@ class TrialDatabase:
         """Return what the tables hold, but for those in which txbox counts its tries."""
         state: dict[str, list[Row]] = {}
         for schema, table, beside_inbox in self._listed():
-            if not (beside_inbox and table in self._ours):
+            # What a bulk load has staged, and left, is swept later.
+            ours = table in self._ours or table.startswith(f"{self.prefix}bulk_load_")
+            if not (beside_inbox and ours):
                 shown = table if schema == "public" else f"{schema}.{table}"
-                rows = self._driver.execute(READ.format(sql.Identifier(schema, table)))
+                rows = self.driver.execute(READ.format(sql.Identifier(schema, table)))
                 state[shown] = [row for (row,) in rows]
         return state
 
     def end_sessions(self) -> None:
         """End all other sessions, as Postgres does when their clients have died, and wait until they have ended."""
         deadline = time.monotonic() + END_SECONDS
-        while self._driver.execute(self._statements.end_sessions).fetchone() != (0,) and time.monotonic() < deadline:
+        while self.driver.execute(self._statements.end_sessions).fetchone() != (0,) and time.monotonic() < deadline:
             time.sleep(CHECK_SECONDS)
 
     def _tables(self) -> list[tuple[str, str]]:
@@ -118,10 +126,10 @@ class TrialDatabase:
 
     def _listed(self) -> list[tuple[str, str, bool]]:
         asked = {"inbox": self._statements.name_of("processed_message")}
-        return cast("list[tuple[str, str, bool]]", self._driver.execute(self._statements.list_tables, asked).fetchall())
+        return cast("list[tuple[str, str, bool]]", self.driver.execute(self._statements.list_tables, asked).fetchall())
 
     def _copy_out(self, table: tuple[str, str]) -> bytes:
-        with self._driver.cursor() as cursor, cursor.copy(COPY_OUT.format(sql.Identifier(*table))) as copy:
+        with self.driver.cursor() as cursor, cursor.copy(COPY_OUT.format(sql.Identifier(*table))) as copy:
             return b"".join(bytes(part) for part in copy)
 
 

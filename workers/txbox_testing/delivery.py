@@ -78,8 +78,8 @@ def deliver(
         InvalidConfiguration: an option cannot work, or the fault could not happen to this handler.
         NotSettled: they were not settled in time.
     """
-    if fault is not None and fault.of_relay:
-        raise InvalidConfiguration(f"{fault.name} befalls a relay, not a worker")
+    if fault is not None and fault.of != "worker":
+        raise InvalidConfiguration(f"{fault.name} befalls a {fault.of}, not a worker")
     options = {"max_attempts": MAX_ATTEMPTS if fault is None else FAULT_ATTEMPTS, **options}
     with (
         contextlib.nullcontext() if fault is None else quiet(),

@@ -8,7 +8,7 @@ Each is had with a real worker, a real Postgres and a broker that delivers at le
                                                         lose_commit   lose_commit_answer    ↑
                                                                                          lose_ack
 
-A relay has two places: claimed ─ sent.
+A relay has two places, claimed ─ sent, and so has a bulk load, merging ─ merged.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,13 @@ PLACES = {
     "acked": "the broker has forgotten the delivery",
     "claimed": "a relay has claimed messages, and sends nothing yet",
     "sent": "a relay's publisher has returned; the outbox still has what it has sent",
+    "merging": "a bulk load is about to commit a chunk",
+    "merged": "a bulk load has committed all chunks, and is about to say that it is finished",
 }
-"""The places of a worker, in their order, and of a relay, at which a process may be killed."""
+"""The places of a worker, in their order, of a relay, and of a bulk load, at which a process may be killed."""
 
-RELAY_PLACES = ("claimed", "sent")
+OTHERS = {"claimed": "relay", "sent": "relay", "merging": "load", "merged": "load"}
+"""What passes the places that a worker does not."""
 
 FAULT_ATTEMPTS = 5
 """A worker that dies has used up an attempt, as has a handler whose transaction is gone."""
@@ -58,17 +61,17 @@ class Fault:
         name: as it is called, such as ``crash_at("handled")``.
         title: what happens, in words.
         run: makes it happen on a stage, and has everything settled; returns False if it could not happen.
-        of_relay: it befalls a relay; otherwise a worker.
+        of: what it befalls: a "worker", a "relay", or a "load".
     """
 
     name: str
     title: str
     run: Callable[[Any], bool]
-    of_relay: bool = False
+    of: str = "worker"
 
 
 def crash_at(place: str, passes: int = 1) -> Fault:
-    """Kill the worker, or the relay, when it passes a place.
+    """Kill the worker, the relay, or the bulk load, when it passes a place.
 
     Args:
         place: one of ``PLACES``.
@@ -89,9 +92,11 @@ def crash_at(place: str, passes: int = 1) -> Fault:
         stage.settle()
         return True
 
+    of = OTHERS.get(place, "worker")
     counted = f", {passes}" if passes > 1 else ""
     title = f"killed when {PLACES[place].partition(';')[0]}{f', number {passes}' if passes > 1 else ''}"
-    return Fault(f'crash_at("{place}"{counted})', title, run, of_relay=place in RELAY_PLACES)
+    name = f'crash_at("{place}"{counted})'
+    return Fault(name, title, run if of != "load" else lambda stage: bool(stage.crash(place, passes)), of)
 
 
 def lose_commit() -> Fault:

@@ -113,6 +113,22 @@ def txbox_relay(txbox_engine: Engine) -> Callable[..., Relayed]:
     return partial(relay, engine=txbox_engine)
 
 
+@pytest.fixture
+def txbox_load(txbox_engine: Engine) -> Callable[..., Any]:
+    """``txbox_testing.load`` with the engine of the test: ``txbox_load(load, fault=crash_at("merging", 2))``."""
+    from txbox_testing import load
+
+    return partial(load, engine=txbox_engine)
+
+
+@pytest.fixture
+def txbox_load_trial(txbox_engine: Engine) -> Callable[..., TrialReport]:
+    """``txbox_testing.try_every_point_of_load`` with the engine of the test: ``txbox_load_trial(load)``."""
+    from txbox_testing import try_every_point_of_load
+
+    return partial(try_every_point_of_load, engine=txbox_engine)
+
+
 @pytest.fixture(scope="session")
 def txbox_aws_server() -> Iterator[LocalAws]:
     """A local AWS, from ``txbox[embedded]``; nothing points to it by itself."""

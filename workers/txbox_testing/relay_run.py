@@ -60,7 +60,7 @@ def relay(
         InvalidConfiguration: an option cannot work, or the fault cannot befall a relay, or not with this outbox.
         NotSettled: the outbox was not empty in time.
     """
-    if fault is not None and not fault.of_relay:
+    if fault is not None and fault.of != "relay":
         raise InvalidConfiguration(f'{fault.name} cannot befall a relay; crash_at("claimed") and crash_at("sent") can')
     options = {"schema": schema, "prefix": prefix, **options}
     with (

@@ -33,6 +33,10 @@ SHARE_THE_TRANSACTION = (
     "Rows that are doubled or lost were not written through the session that the handler is given. Write them through "
     "it, so that they are committed with the message, or not at all."
 )
+SHARE_THE_CHUNK = (
+    "Rows that are doubled or lost were not written by the load's `apply`. Write them there, so that they are "
+    "committed with their chunk, or not at all."
+)
 SHARE_THE_ID = (
     "Effects that are doubled were outside of the database, where no rollback reaches. Publish them to the outbox in "
     "the handler's transaction; or send them with message.id as their idempotency key, and have the receiver refuse "
@@ -89,6 +93,7 @@ class TrialReport:
         ignored: the columns that were left out, as they differ after two undisturbed deliveries: ``table.column``.
         seconds: how long the trial has taken.
         leased: whether the handler works under a lease, without a transaction.
+        of_load: whether it is of a bulk load.
     """
 
     handler: str
@@ -96,6 +101,7 @@ class TrialReport:
     ignored: tuple[str, ...]
     seconds: float
     leased: bool = False
+    of_load: bool = False
 
     @property
     def failed(self) -> tuple[PointResult, ...]:
@@ -127,7 +133,7 @@ class TrialReport:
             lines.append(f"  left out, as they always differ: {', '.join(self.ignored)}")
         found = [difference for point in self.failed for difference in point.differences]
         if any(not difference.startswith(("effects", "not settled")) for difference in found):
-            lines.append(SHARE_THE_TRANSACTION)
+            lines.append(SHARE_THE_CHUNK if self.of_load else SHARE_THE_TRANSACTION)
         if any(difference.startswith("effects") for difference in found):
             lines.append(LOOK_BEFORE if self.leased else SHARE_THE_ID)
         return "\n".join(lines)
@@ -230,7 +236,7 @@ class _Trial:
         if differences(self._state, again, self.ignored) or len(done_again) != len(self._done):
             raise ValueError(
                 "two undisturbed deliveries from the same rows lead to different states, so nothing can be compared: "
-                f"{_lines(differences(self._state, again, self.ignored)) or 'their effects'}"
+                f"{lines_of(differences(self._state, again, self.ignored)) or 'their effects'}"
             )
         self._count_only = self._done != done_again
         return stage.lives[0]
@@ -238,7 +244,7 @@ class _Trial:
     def point(self, fault: Fault) -> PointResult:
         """Deliver with a fault, and compare."""
         stage, state, done, happened = self._run(fault.run)
-        found = _lines(differences(self._state, state, self.ignored))
+        found = lines_of(differences(self._state, state, self.ignored))
         effects = _effect_line(self._done, done, self._count_only)
         if happened is None:
             found.append(f"not settled within {stage.timeout:g} s")
@@ -302,7 +308,8 @@ class _Effects:
         return Counter(repr(item) for item in (found.items() if isinstance(found, Mapping) else found))
 
 
-def _lines(found: Differences) -> list[str]:
+def lines_of(found: Differences) -> list[str]:
+    """Return differences in words, a line for each table."""
     lines = []
     for table, (missing, surplus) in found.items():
         parts = [f"{plural(len(missing), 'row')} missing: {described(missing)}"] if missing else []
