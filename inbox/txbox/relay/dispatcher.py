@@ -153,6 +153,7 @@ class Dispatcher:
         result: DispatchResult,
         *,
         check_claim: Callable[[], Awaitable[object]],
+        wait_entered: Callable[[AsyncPublisher], Awaitable[object]],
         seconds: float,
         on_stuck: Callable[[], object],
     ) -> None:
@@ -162,17 +163,23 @@ class Dispatcher:
             rows: of one destination.
             result: gets what becomes of them.
             check_claim: returns once the claim is known to stand, and raises if it was lost.
+            wait_entered: returns once a publisher may be called, and raises ``BrokerError`` if it may not.
             seconds: after so many no further call is made, so that what was sent is settled; the rest is left.
             on_stuck: is called if a coroutine goes on though it was cancelled; this then waits for its end.
         """
         for call in self._calls_for(rows, result, until=time.monotonic() + seconds):
             await check_claim()
             with self._made(call, call):
-                await self._await(call, on_stuck)
+                await self._await(call, wait_entered, on_stuck)
 
-    async def _await(self, call: PublisherCall, on_stuck: Callable[[], object]) -> None:
+    async def _await(
+        self,
+        call: PublisherCall,
+        wait_entered: Callable[[AsyncPublisher], Awaitable[object]],
+        on_stuck: Callable[[], object],
+    ) -> None:
         """Run a publisher's coroutine, in a task of its own, which is cancelled when its time has passed."""
-        sending = asyncio.create_task(self._answer(call))
+        sending = asyncio.create_task(self._answer(call, wait_entered))
         try:
             if (await asyncio.wait([sending], timeout=self._publish_timeout_seconds))[0]:
                 if sending.cancelled():
@@ -189,9 +196,13 @@ class Dispatcher:
             sending.cancel()
             raise
 
-    async def _answer(self, call: PublisherCall) -> tuple[object, BaseException | None]:
+    async def _answer(
+        self, call: PublisherCall, wait_entered: Callable[[AsyncPublisher], Awaitable[object]]
+    ) -> tuple[object, BaseException | None]:
         try:
-            return await self._publisher_of(call, is_async=True).send(call.messages), None
+            publisher = self._publisher_of(call, is_async=True)
+            await wait_entered(publisher)
+            return await publisher.send(call.messages), None
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - as in ``dispatch``; and SystemExit would end the loop

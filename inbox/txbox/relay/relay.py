@@ -244,7 +244,7 @@ class Relay(Service):
         )
         work: dict[str, Callable[[], object]] = {"txbox-relay-poller": poller.run}
         if self._async_publishers:
-            loop = EventLoop(self._async_publishers)
+            loop = EventLoop(self._async_publishers, enter_seconds=self._publish_timeout_seconds)
             self._async_sender = self._new_async_sender(loop)
             work |= {"txbox-relay-loop": loop.run, "txbox-relay-async": self._async_sender.run}
         self._started = self._senders
@@ -327,7 +327,7 @@ class Relay(Service):
             most_senders=self._max_senders,
             call_began=self._dispatcher.call_began,
             concurrency=self._concurrency,
-            all_async=self._dispatcher.all_async,
+            all_async=None if self._async_publishers and not self._dispatcher.all_async else bool(self._async_publishers),
         )
 
     def _new_async_sender(self, loop: EventLoop) -> AsyncSender:

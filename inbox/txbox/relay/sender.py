@@ -91,7 +91,7 @@ class ClaimResult:
     outage: BrokerError | None = None  # why the broker cannot be reached; None if it can
     destination: str | None = None  # where the messages went; None if there were none
     slowest_seconds: float = 0.0  # how long the slowest call of a publisher took
-    is_async: bool | None = None  # whether it is for an async sender, if that was found; then nothing was tried
+    is_async: bool | None = None  # whether its destination is an async sender's; None: that was not found
 
 
 class Sender:
@@ -134,6 +134,7 @@ class Sender:
             if rows and self._dispatcher.is_async(rows):
                 result.fresh, result.due, result.is_async = dict(claim.fresh), set(claim.due), True
             elif rows:
+                result.is_async = False
                 dispatched = self._dispatcher.dispatch(
                     self.sendable(rows, held),
                     check_claim=lambda: cursor.execute(self._statements.claim_stands),

@@ -52,11 +52,14 @@ MOST_BATCH_BYTES = 4
 SESSION_SECONDS = 60.0
 """After which another session claims, so that no transaction grows old; this one ends with its last claim."""
 
+MOST_SESSIONS = 2
+"""Sessions that have claims. While the older one has some, the other one goes on, however old it is."""
+
 CHECKED_SECONDS = 0.02
 """Between looks of the loop whether a claim was checked, after a time in which this process did not run."""
 
 READY_SECONDS = 0.1
-"""Between looks at a stop, until the loop is ready."""
+"""Between looks whether the loop has begun; nothing is claimed before."""
 
 
 class ClaimLost(Exception):
@@ -123,9 +126,6 @@ class AsyncSender:
     def run(self) -> None:
         """Send until the scheduler is closed, and what was begun is settled."""
         failures = 0
-        while not self._loop.wait_ready(READY_SECONDS):
-            if self._scheduler.closed:
-                break
         while not self._scheduler.closed or self._deliveries:
             try:
                 self._work()
@@ -147,7 +147,7 @@ class AsyncSender:
 
     def _work(self) -> None:
         """Wait for something to do, and do it."""
-        self._taken = self._scheduler.take_async(self._room(), seconds=self._seconds_to_check())
+        self._taken = self._scheduler.take_async(self._room(), seconds=self._seconds())
         for delivery in _all_of(self._stuck):
             if delivery in self._deliveries and not delivery.lost:
                 delivery.lost = True
@@ -164,13 +164,15 @@ class AsyncSender:
 
     def _room(self) -> int:
         """Return how many more lanes may be claimed."""
-        if self._bytes >= self._most_bytes:
+        if not self._loop.is_ready or self._bytes >= self._most_bytes:
             return 0
         return MOST_LANES - sum(len(session.lanes) for session in self._sessions)
 
-    def _seconds_to_check(self) -> float:
+    def _seconds(self) -> float:
+        """Return after how many seconds there is something to do, whatever happens."""
         checks = (session.checked_at + self._check_seconds for session in self._sessions)
-        return max(min(checks, default=math.inf) - time.monotonic(), 0.0)
+        seconds = max(min(checks, default=math.inf) - time.monotonic(), 0.0)
+        return seconds if self._loop.is_ready else min(seconds, READY_SECONDS)
 
     # --- claims ------------------------------------------------------------------------------------------------------
 
@@ -204,6 +206,7 @@ class AsyncSender:
                 # Keys that have come due may be all of one destination.
                 self._sender.leave(found[self._claim_messages :], own)
                 del found[self._claim_messages :]
+                own.is_async = True
                 size = sum(len(row.message.body) for row in found)
                 started.append(Delivery(claim, session, found, held, own, size))
         self._deliveries.update(started)
@@ -214,7 +217,8 @@ class AsyncSender:
             self._scheduler.finish(claim, own)
 
     def _session(self) -> ClaimSession:
-        if not self._sessions or time.monotonic() - self._sessions[-1].began > SESSION_SECONDS:
+        sessions = self._sessions
+        if not sessions or (len(sessions) < MOST_SESSIONS and time.monotonic() - sessions[-1].began > SESSION_SECONDS):
             self._sessions.append(ClaimSession(self._engine, self._statements, self._sender))
         return self._sessions[-1]
 
@@ -249,6 +253,7 @@ class AsyncSender:
                 self._sender.sendable(delivery.rows, delivery.held),
                 delivery.dispatched,
                 check_claim=partial(self._stands, delivery),
+                wait_entered=self._loop.wait_entered,
                 # A new destination has one call first: others wait for theirs.
                 seconds=random.uniform(*CLAIM_SECONDS) if delivery.claim.answered else 0.0,  # noqa: S311 - no secret
                 on_stuck=partial(self._on_stuck, delivery),

@@ -4,88 +4,23 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 
+from integration.txbox.relay.conftest import StartBoth
 from support.txbox.outbox import numbered, publish
-from support.txbox.publishers import RecordingPublisher
+from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for_freedom
 from support.waiting import wait_until
 from txbox import BrokerError, Outgoing
-from txbox.backoff import Backoff
 from txbox.instrumentation import BrokerLost, DatabaseLost, Event, PublisherOverdue, Relayed
-from txbox.relay import OutboxMessage, Refused, Relay, dispatcher
+from txbox.relay import OutboxMessage, Relay, dispatcher
 
 FAR = "far:somewhere"
 
 DESTINATIONS = 240
-
-StartBoth = Callable[..., Relay]
-
-
-class AsyncRecorder(RecordingPublisher):
-    """Remembers what it was given, after something was awaited.
-
-    Attributes:
-        cancelled: how many calls were cancelled while they waited.
-        lives: how often it was entered, and left.
-    """
-
-    def __init__(self, wait: Callable[[Sequence[OutboxMessage]], Awaitable[object]]) -> None:
-        super().__init__()
-        self._wait = wait
-        self.cancelled = 0
-        self.lives: list[str] = []
-
-    async def __aenter__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.lives.append("entered")
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self.loop is asyncio.get_running_loop()
-        self.lives.append("left")
-
-    async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:  # type: ignore[override]
-        try:
-            await self._wait(messages)
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        return super().send(messages)
-
-
-async def wait_for_freedom(freed: threading.Event) -> None:
-    while not freed.is_set():
-        await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-def freed() -> Iterator[threading.Event]:
-    """Ends what hangs; at the end of the test, too."""
-    event = threading.Event()
-    yield event
-    event.set()
-
-
-@pytest.fixture
-def start_both(engine: Engine, freed: threading.Event) -> Iterator[StartBoth]:
-    """Start a relay with an async publisher for ``far:``, another for ``own:``, and an engine of the default pool."""
-    relays: list[Relay] = []
-    pooled = create_engine(engine.url)
-
-    def start(far: AsyncRecorder, own: RecordingPublisher | None = None, **options: object) -> Relay:
-        publishers = {"far": far} if own is None else {"far": far, "own": own}
-        relays.append(Relay(pooled, publishers, backoff=Backoff(0.02, 0.05), **options))  # type: ignore[arg-type]
-        relays[-1].start()
-        return relays[-1]
-
-    yield start
-    freed.set()
-    for relay in relays:
-        assert relay.stop(20)
-    pooled.dispose()
 
 
 def test_hundreds_of_calls_are_under_way_at_once_and_hold_neither_a_thread_nor_a_snapshot(

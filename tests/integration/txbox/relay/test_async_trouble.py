@@ -1,0 +1,197 @@
+"""Async publishers in trouble: one that cannot be entered, settlements that fail, and what a relay takes meanwhile."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from integration.txbox.relay.conftest import StartBoth
+from support.txbox.outbox import numbered, publish
+from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for_freedom
+from support.waiting import wait_until
+from txbox import BrokerError, Outgoing
+from txbox.instrumentation import BrokerLost, DatabaseLost, Event
+from txbox.relay import OutboxMessage
+from txbox.relay.event_loop import async_sender
+
+FAR = "far:somewhere"
+
+
+async def at_once(_: object) -> None:
+    await asyncio.sleep(0)
+
+
+class Reluctant(AsyncRecorder):
+    """Cannot be entered before it is freed: it raises, or does not return.
+
+    Attributes:
+        tries: how often it was to be entered.
+    """
+
+    def __init__(self, freed: threading.Event, *, raises: BaseException | None) -> None:
+        super().__init__(at_once)
+        self._freed = freed
+        self._raises = raises
+        self.tries = 0
+
+    async def __aenter__(self) -> None:
+        self.tries += 1
+        if self._raises is not None and not self._freed.is_set():
+            raise self._raises
+        await wait_for_freedom(self._freed)
+        await super().__aenter__()
+
+
+@pytest.mark.parametrize("raises", [ValueError("no token"), SystemExit(1), asyncio.CancelledError(), None], ids=repr)
+def test_a_publisher_that_cannot_be_entered_keeps_no_other_from_sending(
+    engine: Engine,
+    start_both: StartBoth,
+    freed: threading.Event,
+    left: Callable[[], list[str]],
+    raises: BaseException | None,
+) -> None:
+    far, bad, heard = AsyncRecorder(at_once), Reluctant(freed, raises=raises), list[Event]()
+    publish(engine, *[Outgoing(f"bad:{number}", "bad") for number in range(40)])
+    # New destinations may have 20 calls, and there are 40 of the other.
+    start_both(far, others={"bad": bad}, hooks=[heard.append], concurrency=40)
+    wait_until(lambda: bad.tries, "it is to be entered")
+    for number in range(20):
+        publish(engine, *numbered(1, first=number, to=f"far:{number}"))
+    far.wait_for(20, timeout=10)
+    lost = wait_until(lambda: [event for event in heard if isinstance(event, BrokerLost)], "it is told of")
+    assert all("publisher" in str(event.error) and "entered" in str(event.error) for event in lost)
+    assert far.lives == ["entered"]
+    freed.set()
+    wait_until(lambda: left() == [], "it is entered at last")
+    assert (bad.lives, bad.refused) == (["entered"], [])
+
+
+def test_one_publisher_of_two_kinds_is_entered_once(engine: Engine, start_both: StartBoth) -> None:
+    far = AsyncRecorder(at_once)
+    publish(engine, *numbered(1, to=FAR), *numbered(1, to="also:here"))
+    start_both(far, others={"also": far})
+    far.wait_for(2)
+    assert far.lives == ["entered"]
+
+
+def test_nothing_is_claimed_while_there_is_no_loop(
+    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a process has no file descriptor left."""
+
+    async def end() -> None:
+        raise SystemExit(1)
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        if messages[0].body == b"end" and not failed:
+            monkeypatch.setattr(asyncio.events, "new_event_loop", fail)
+            await asyncio.create_task(end())
+
+    def fail() -> None:
+        failed.append(None)
+        raise OSError(24, "Too many open files")
+
+    new_event_loop, failed, far = asyncio.new_event_loop, list[None](), AsyncRecorder(wait)
+    sender = start_both(far)._async_sender
+    assert sender is not None
+    publish(engine, Outgoing("far:ends", "end"))
+    wait_until(lambda: failed, "there is no loop")
+    wait_until(lambda: not sender._sessions, "what it had is let go of")
+    publish(engine, *numbered(1, to="far:new"))
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        assert not sender._sessions, "it claims something"
+        time.sleep(0.01)
+    monkeypatch.setattr(asyncio.events, "new_event_loop", new_event_loop)
+    far.wait_for(1)
+    wait_until(lambda: left() == [], "there is a loop again")
+
+
+# --- settling --------------------------------------------------------------------------------------------------------
+
+
+def test_while_only_settlements_fail_nothing_is_sent_again_and_nothing_else_is_claimed(
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+) -> None:
+    """The host has all connections of the pool."""
+    far, heard = AsyncRecorder(lambda _: wait_for_freedom(freed)), list[Event]()
+    small = create_engine(engine.url, pool_size=3, max_overflow=0, pool_timeout=0.05)
+    publish(engine, *[Outgoing(f"far:{number}", str(number)) for number in range(5)])
+    relay = start_both(far, engine=small, listen=False, hooks=[heard.append])
+    sender = relay._async_sender
+    assert sender is not None
+    wait_until(lambda: len(sender._deliveries) == 5, "all are under way")
+    with small.connect():
+        freed.set()
+        far.wait_for(5)
+        publish(engine, *numbered(1, first=5, to="far:new"))
+        wait_until(lambda: sum(isinstance(event, DatabaseLost) for event in heard) >= 4, "it is tried again")
+        assert far.bodies.count("5") == 0, "what could not be settled is not sent"
+    wait_until(lambda: left() == [], "an empty outbox")
+    assert sorted(far.bodies) == ["0", "1", "2", "3", "4", "5"], "each was sent once"
+    small.dispose()
+
+
+def test_what_cannot_be_settled_is_left_to_other_relays_after_a_time(
+    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
+) -> None:
+    far, other = AsyncRecorder(at_once), AsyncRecorder(at_once)
+    small = create_engine(engine.url, pool_size=3, max_overflow=0, pool_timeout=0.05)
+    relay = start_both(far, engine=small, listen=False, publish_timeout_seconds=1)
+    wait_until(lambda: relay._async_sender and relay._reporter._sent_before is not None, "it works")
+    with small.connect():
+        wait_until(lambda: small.pool.checkedout() <= 2, "no session of its own yet")  # type: ignore[attr-defined]
+        publish(engine, *numbered(1, to=FAR, key="a"))
+        far.wait_for(1)
+        start_both(other)
+        other.wait_for(1)
+        wait_until(lambda: left() == [], "the other one has settled it")
+        assert far.bodies == ["0"], "it claims nothing that it could not settle"
+    small.dispose()
+
+
+# --- what it takes ---------------------------------------------------------------------------------------------------
+
+
+def test_however_long_calls_take_two_sessions_claim(
+    engine: Engine, start_both: StartBoth, freed: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_sender, "SESSION_SECONDS", 0.05)
+    waiting: Counter[str] = Counter()
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        waiting[messages[0].destination] += 1
+        await wait_for_freedom(freed)
+
+    start_both(AsyncRecorder(wait))
+    for number in range(5):
+        publish(engine, Outgoing(f"far:{number}", "x"))
+        wait_until(lambda number=number: f"far:{number}" in waiting)  # type: ignore[misc]
+        time.sleep(0.1)  # its session grows too old
+    with engine.connect() as connection:
+        sessions = "SELECT count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory'"
+        assert connection.exec_driver_sql(sessions).scalar_one() == 2
+
+
+def test_destinations_that_keep_all_threads_waiting_do_not_hide_new_async_ones(
+    engine: Engine, start_both: StartBoth, freed: threading.Event
+) -> None:
+    hanging: Counter[str] = Counter()
+
+    def hang(messages: Sequence[OutboxMessage]) -> None:
+        hanging[messages[0].destination] += 1
+        freed.wait(60)
+        raise BrokerError("it never answered")
+
+    far, own = AsyncRecorder(at_once), RecordingPublisher(before=hang)
+    publish(engine, *[Outgoing(f"own:{number}", "x") for number in range(40)])
+    start_both(far, own, senders=2, max_senders=4)
+    wait_until(lambda: len(hanging) >= 2, "they hang")
+    time.sleep(1.0)  # and are known to
+    publish(engine, *numbered(1, to=FAR))
+    far.wait_for(1, timeout=5)
+    freed.set()
