@@ -113,9 +113,11 @@ class Dispatcher:
         return [call for call in list(self._calls.values()) if call.began < latest]
 
     @property
-    def all_async(self) -> bool:
-        """Whether there is no publisher but async ones."""
-        return self._async_kinds == set(self._publishers)
+    def all_async(self) -> bool | None:
+        """Whether all publishers are async ones, or none is; None: some are."""
+        return (
+            self._async_kinds == set(self._publishers) if len(self._async_kinds) in (0, len(self._publishers)) else None
+        )
 
     def is_async(self, rows: Iterable[Row]) -> bool:
         """Return whether an async sender is to send these messages: some have an async publisher, and none another."""

@@ -327,7 +327,7 @@ class Relay(Service):
             most_senders=self._max_senders,
             call_began=self._dispatcher.call_began,
             concurrency=self._concurrency,
-            all_async=None if self._async_publishers and not self._dispatcher.all_async else bool(self._async_publishers),
+            all_async=self._dispatcher.all_async,
         )
 
     def _new_async_sender(self, loop: EventLoop) -> AsyncSender:

@@ -178,7 +178,7 @@ class Scheduler:
             self._pending.mark_locked(result.locked, time.monotonic())
             was_away = bool(result.settlement.sent) and self._outages.pop(claim.destination, 0) > 0
             pause = 0.0
-            if result.is_async is not None:
+            if result.is_async is not None and self._all_async is None:
                 self._async[claim.destination] = result.is_async
             share = self._async_share if self._is_async(claim.destination) else self._share
             if result.outage is not None:

@@ -194,14 +194,17 @@ class Sender:
         idle_timeout = str(round(self._publish_timeout_seconds * 1000))
         return statement.with_values(idle_timeout_milliseconds=idle_timeout, lanes=array(sorted(lanes)))
 
-    def check_server(self, connection: Connection, claim: Claim, answer: Any) -> list[int]:
-        """Return the lanes that a claiming step has claimed; raise ``BrokerError`` if another server has answered."""
+    def check_server(self, connection: Connection, expected: str | None, answer: Any) -> list[int]:
+        """Return the lanes that a claiming step has claimed; raise ``BrokerError`` if another server has answered.
+
+        ``expected`` is what ``Claim.server`` says; None: any server will do that can be written to.
+        """
         *_, server, read_only, lanes = rows_of(connection, answer)[0]
         if read_only:
             # What is sent could not be settled. Another connection may lead to another server.
             connection.invalidate()
             raise BrokerError("the database is read-only: what is sent could not be settled, so nothing is sent")
-        if server != claim.server:
+        if expected not in (None, server):
             # A pool may have replaced a lost connection unnoticed.
             raise BrokerError("the database server was restarted or replaced; the relay reads the whole outbox again")
         return list(lanes)
@@ -210,7 +213,7 @@ class Sender:
         """Claim lanes, and read what is new in them if nothing comes before it; return the lanes, and the answer."""
         read = [] if claim.due else self._read_steps(claim.fresh, limit // len(claim.fresh))
         answers = begin_with(connection, *steps, *read)
-        lanes = self.check_server(connection, claim, answers[len(steps) - 1])
+        lanes = self.check_server(connection, claim.server, answers[len(steps) - 1])
         return set(lanes), answers[len(steps)] if read else None
 
     def _read_due(

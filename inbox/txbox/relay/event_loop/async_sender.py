@@ -7,32 +7,30 @@
         └────────────── results ──────────── settle, and release the lanes ←────────┘ one after the other, as they end
 
 A delivery ends by itself, so one that hangs delays no other: it has its lanes, and nothing else. All that end while one
-transaction settles are settled together by the next. Nothing here waits for the loop, and the loop waits for nothing
-here but a check of the claims, after a time in which this process did not run.
+transaction settles are settled together by the next; ``Settler`` keeps what could not be. Nothing here waits for the
+loop, and the loop waits for nothing here but a check of the claims, after a time in which this process did not run.
 """
 
 import asyncio
-import math
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from sqlalchemy import Engine
 
 from txbox.error_logging import text_of
 from txbox.errors import BrokerError
-from txbox.postgres.guards.commit_guard import begin_with
-from txbox.postgres.transactions import driver_cursor, short_transaction
-from txbox.relay.dispatcher import CLAIM_CHECKS, Dispatcher, DispatchResult
+from txbox.relay.dispatcher import CLAIM_CHECKS, Dispatcher
 from txbox.relay.event_loop.claim_session import ClaimSession
+from txbox.relay.event_loop.delivery import Delivery
 from txbox.relay.event_loop.event_loop import EventLoop
+from txbox.relay.event_loop.settler import Settler
 from txbox.relay.pending import Claim
 from txbox.relay.scheduler import OUTAGE_BACKOFF, DestinationChange, Scheduler
 from txbox.relay.sender import ClaimResult, RelayStatements, Sender
-from txbox.relay.settlement import BatchSettlement, HeldKey, Row
+from txbox.relay.settlement import Row
 
 CONCURRENCY = 500
 """Claims at once; each has one call of a publisher under way."""
@@ -64,20 +62,6 @@ READY_SECONDS = 0.1
 
 class ClaimLost(Exception):
     """Other relays may have what a delivery was to send."""
-
-
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """A claim whose messages are being sent."""
-
-    claim: Claim
-    session: ClaimSession
-    rows: Sequence[Row]
-    held: set[HeldKey]
-    result: ClaimResult
-    size: int  # bytes of the bodies
-    dispatched: DispatchResult = field(default_factory=DispatchResult)
-    lost: bool = False  # others may send it: nothing more is sent, and nothing of it is settled
 
 
 class AsyncSender:
@@ -116,6 +100,13 @@ class AsyncSender:
         self._report = report
         self._on_failure = on_failure
         self._wait = wait
+        self._settler = Settler(
+            engine,
+            sender,
+            hold_seconds=publish_timeout_seconds,
+            check_claims=self._check_sessions,
+            on_failure=on_failure,
+        )
         self._sessions: list[ClaimSession] = []  # the last one claims; those before it end with their claims
         self._taken: list[Claim] = []  # not read yet
         self._deliveries: set[Delivery] = set()
@@ -158,20 +149,24 @@ class AsyncSender:
                 self._finish_lost(delivery)
         self._settle([delivery for delivery in ended if not delivery.lost])
         if self._taken:
-            self._begin(self._taken)
+            if self._settler.works:
+                self._begin(self._taken)
+            else:
+                for claim in self._taken:
+                    self._scheduler.finish(claim, ClaimResult(fresh=dict(claim.fresh), due=set(claim.due)))
             self._taken = []
         self._keep_sessions()
 
     def _room(self) -> int:
         """Return how many more lanes may be claimed."""
-        if not self._loop.is_ready or self._bytes >= self._most_bytes:
+        if not (self._loop.is_ready and self._settler.works) or self._bytes >= self._most_bytes:
             return 0
         return MOST_LANES - sum(len(session.lanes) for session in self._sessions)
 
     def _seconds(self) -> float:
         """Return after how many seconds there is something to do, whatever happens."""
         checks = (session.checked_at + self._check_seconds for session in self._sessions)
-        seconds = max(min(checks, default=math.inf) - time.monotonic(), 0.0)
+        seconds = max(min([self._settler.next_try, *checks]) - time.monotonic(), 0.0)
         return seconds if self._loop.is_ready else min(seconds, READY_SECONDS)
 
     # --- claims ------------------------------------------------------------------------------------------------------
@@ -231,6 +226,10 @@ class AsyncSender:
             elif time.monotonic() - session.checked_at > self._check_seconds:
                 session.check()
 
+    def _check_sessions(self) -> None:
+        for session in self._sessions:
+            session.check()
+
     def _lose_all(self) -> None:
         """Let go of everything, and have the loop stop sending it: the whole outbox is read again."""
         for session in self._sessions:
@@ -281,47 +280,17 @@ class AsyncSender:
 
     # --- settling ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle what has ended, in one transaction, release its lanes, and give the claims back."""
-        for delivery in deliveries:
-            self._sender.conclude(delivery.rows, delivery.held, delivery.dispatched, delivery.result)
-        for delivery in self._committed(deliveries):
+    def _settle(self, ended: Sequence[Delivery]) -> None:
+        """Settle what has ended, release its lanes, and give the claims back."""
+        settled = self._settler.settle(ended, last_try=self._scheduler.closed)
+        for delivery in settled.done:
             delivery.session.release(delivery.claim.lanes)
             self._forget(delivery)
             self._report(delivery.result, self._scheduler.finish(delivery.claim, delivery.result))
-
-    def _committed(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Commit settlements, together or else one by one; return those that are committed."""
-        try:
-            self._commit([delivery for delivery in deliveries if delivery.result.settlement.changes])
-        except Exception as error:  # noqa: BLE001 - it is the driver's, or of a listener of the host's
-            for session in self._sessions:
-                session.check()  # it may not be the settlement's fault
-            if len(deliveries) > 1:
-                return [delivery for one in deliveries for delivery in self._committed([one])]
-            [delivery] = deliveries
+        for delivery in settled.given_up:
             delivery.session.release(delivery.claim.lanes)
             self._forget(delivery)
-            self._on_failure(error, self._scheduler.fail(delivery.claim))
-            return []
-        return deliveries
-
-    def _commit(self, deliveries: Sequence[Delivery]) -> None:
-        if not deliveries:
-            return
-        every = ClaimResult(settlement=BatchSettlement.merged(delivery.result.settlement for delivery in deliveries))
-        if every.settlement.again or every.settlement.behind or every.settlement.dead:
-            # If another relay has sent a refused message meanwhile, what is held behind it would wait for a repair.
-            for session in self._sessions:
-                session.check()
-        with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
-            [answer] = begin_with(connection, self._sender.claim_step(connection))
-            # One that has taken long may be of an earlier server.
-            for claim in {delivery.claim.server: delivery.claim for delivery in deliveries}.values():
-                self._sender.check_server(connection, claim, answer)
-            self._sender.settle(connection, cursor, every)
-        for delivery in deliveries:
-            delivery.result.due |= every.due & delivery.claim.lanes
+            self._scheduler.fail(delivery.claim)
 
     def _finish_lost(self, delivery: Delivery) -> None:
         """Give back a claim whose coroutine has ended at last."""

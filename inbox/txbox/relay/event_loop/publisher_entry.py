@@ -9,7 +9,7 @@ from txbox.error_logging import text_of
 from txbox.errors import BrokerError
 
 ENTER_SECONDS = 1.0
-"""So long the first calls of a publisher wait until it is entered. Later ones fail at once, and leave room for others."""
+"""So long the first calls of a publisher wait until it is entered. Later ones fail at once, and leave others room."""
 
 ENTER_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 """Until a publisher that could not be entered is tried again."""

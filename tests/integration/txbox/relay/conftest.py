@@ -33,7 +33,7 @@ def start_both(engine: Engine, freed: threading.Event) -> Iterator[StartBoth]:
         own: RecordingPublisher | None = None,
         *,
         engine: Engine = pooled,
-        others: Mapping[str, AsyncRecorder] = {},  # noqa: B006 - it is only read
+        others: Mapping[str, AsyncRecorder] = {},
         **options: Any,
     ) -> Relay:
         publishers = {"far": far, **others} if own is None else {"far": far, "own": own, **others}

@@ -270,9 +270,9 @@ def test_what_an_earlier_server_has_answered_is_not_settled_beside_what_this_one
     assert sender is not None
     [delivery] = wait_until(lambda: list(sender._deliveries))
     earlier = replace(delivery, claim=replace(delivery.claim, server="an earlier one"))
-    sender._commit([delivery])
+    sender._settler._commit([delivery])
     with pytest.raises(BrokerError, match="restarted or replaced"):
-        sender._commit([delivery, earlier])
+        sender._settler._commit([delivery, earlier])
 
 
 def test_a_loop_that_a_publisher_ends_begins_again(
