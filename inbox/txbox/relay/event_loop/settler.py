@@ -125,7 +125,7 @@ class Settler:
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
             [answer] = begin_with(connection, self._sender.claim_step(connection))
             # One that has taken long may be of an earlier server.
-            for server in {delivery.claim.server for delivery in deliveries} or {None}:
+            for server in {delivery.claim.server for delivery in deliveries} or (None,):
                 self._sender.check_server(connection, server, answer)
             self._sender.settle(connection, cursor, every)
         for delivery in deliveries:

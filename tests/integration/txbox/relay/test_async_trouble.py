@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from sqlalchemy import Engine, create_engine
@@ -114,12 +114,19 @@ def test_nothing_is_claimed_while_there_is_no_loop(
 # --- settling --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def small(engine: Engine) -> Iterator[Engine]:
+    """An engine of as many connections as a relay needs that does not listen: to poll, to claim, and to settle."""
+    made = create_engine(engine.url, pool_size=3, max_overflow=0, pool_timeout=0.05)
+    yield made
+    made.dispose()
+
+
 def test_while_only_settlements_fail_nothing_is_sent_again_and_nothing_else_is_claimed(
-    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+    engine: Engine, small: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
 ) -> None:
     """The host has all connections of the pool."""
     far, heard = AsyncRecorder(lambda _: wait_for_freedom(freed)), list[Event]()
-    small = create_engine(engine.url, pool_size=3, max_overflow=0, pool_timeout=0.05)
     publish(engine, *[Outgoing(f"far:{number}", str(number)) for number in range(5)])
     relay = start_both(far, engine=small, listen=False, hooks=[heard.append])
     sender = relay._async_sender
@@ -133,14 +140,12 @@ def test_while_only_settlements_fail_nothing_is_sent_again_and_nothing_else_is_c
         assert far.bodies.count("5") == 0, "what could not be settled is not sent"
     wait_until(lambda: left() == [], "an empty outbox")
     assert sorted(far.bodies) == ["0", "1", "2", "3", "4", "5"], "each was sent once"
-    small.dispose()
 
 
 def test_what_cannot_be_settled_is_left_to_other_relays_after_a_time(
-    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
+    engine: Engine, small: Engine, start_both: StartBoth, left: Callable[[], list[str]]
 ) -> None:
     far, other = AsyncRecorder(at_once), AsyncRecorder(at_once)
-    small = create_engine(engine.url, pool_size=3, max_overflow=0, pool_timeout=0.05)
     relay = start_both(far, engine=small, listen=False, publish_timeout_seconds=1)
     wait_until(lambda: relay._async_sender and relay._reporter._sent_before is not None, "it works")
     with small.connect():
@@ -151,7 +156,6 @@ def test_what_cannot_be_settled_is_left_to_other_relays_after_a_time(
         other.wait_for(1)
         wait_until(lambda: left() == [], "the other one has settled it")
         assert far.bodies == ["0"], "it claims nothing that it could not settle"
-    small.dispose()
 
 
 # --- what it takes ---------------------------------------------------------------------------------------------------
