@@ -22,12 +22,13 @@ from sqlalchemy import Engine
 
 from txbox.error_logging import text_of
 from txbox.errors import BrokerError
+from txbox.postgres.sqlstates import OUT_OF_MEMORY, sqlstate
 from txbox.relay.dispatcher import CLAIM_CHECKS, Dispatcher
 from txbox.relay.event_loop.claim_session import ClaimSession
 from txbox.relay.event_loop.delivery import Delivery
 from txbox.relay.event_loop.event_loop import EventLoop
 from txbox.relay.event_loop.settler import Settler
-from txbox.relay.pending import Claim
+from txbox.relay.pending import FEW_LANES, Claim
 from txbox.relay.scheduler import OUTAGE_BACKOFF, DestinationChange, Scheduler
 from txbox.relay.sender import ClaimResult, RelayStatements, Sender
 from txbox.relay.settlement import Row
@@ -43,6 +44,9 @@ CLAIM_SECONDS = (1.0, 3.0)
 
 MOST_LANES = 2_000
 """Claimed at once. Each is a lock of Postgres's, which has 6,400 for all its sessions by default."""
+
+FEWER_SECONDS = 120.0
+"""For so long after the server's table of locks was full, half as many lanes are claimed; then twice as many again."""
 
 MOST_BATCH_BYTES = 4
 """As many times the bytes of a batch are in the hands of all deliveries, before nothing more is read."""
@@ -111,6 +115,7 @@ class AsyncSender:
         self._taken: list[Claim] = []  # not read yet
         self._deliveries: set[Delivery] = set()
         self._bytes = 0
+        self._fewer_lanes, self._full_at = MOST_LANES, 0.0
         self._ended: deque[Delivery] = deque()  # the loop has done with them
         self._stuck: deque[Delivery] = deque()  # their coroutine goes on although it was cancelled
 
@@ -122,6 +127,8 @@ class AsyncSender:
                 self._work()
                 failures = 0
             except BaseException as error:  # noqa: BLE001 - everything is as it was before, and is done again
+                if sqlstate(error) == OUT_OF_MEMORY:
+                    self._claim_fewer()
                 self._lose_all()
                 failures += 1
                 pause = OUTAGE_BACKOFF.seconds(failures)
@@ -161,7 +168,18 @@ class AsyncSender:
         """Return how many more lanes may be claimed."""
         if not (self._loop.is_ready and self._settler.works) or self._bytes >= self._most_bytes:
             return 0
-        return MOST_LANES - sum(len(session.lanes) for session in self._sessions)
+        since_full = time.monotonic() - self._full_at
+        most = min(self._fewer_lanes * 2.0 ** min(since_full // FEWER_SECONDS, 10), MOST_LANES)
+        return max(int(most) - self._claimed_lanes, 0)
+
+    @property
+    def _claimed_lanes(self) -> int:
+        return sum(len(session.lanes) for session in self._sessions)
+
+    def _claim_fewer(self) -> None:
+        """Claim fewer lanes than it just has tried to; else the same would be lost, and sent again, again and again."""
+        tried = self._claimed_lanes + sum(len(claim.lanes) for claim in self._taken)
+        self._fewer_lanes, self._full_at = max(tried // 2, FEW_LANES), time.monotonic()
 
     def _seconds(self) -> float:
         """Return after how many seconds there is something to do, whatever happens."""

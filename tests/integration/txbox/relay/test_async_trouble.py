@@ -1,13 +1,15 @@
 """Async publishers in trouble: one that cannot be entered, settlements that fail, and what a relay takes meanwhile."""
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.exc import OperationalError
 
 from integration.txbox.relay.conftest import StartBoth
 from support.txbox.outbox import numbered, publish
@@ -15,6 +17,7 @@ from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for
 from support.waiting import wait_until
 from txbox import BrokerError, Outgoing
 from txbox.instrumentation import BrokerLost, DatabaseLost, Event
+from txbox.postgres.sqlstates import OUT_OF_MEMORY, sqlstate
 from txbox.relay import OutboxMessage
 from txbox.relay.event_loop import async_sender
 
@@ -158,6 +161,19 @@ def test_what_cannot_be_settled_is_left_to_other_relays_after_a_time(
         assert far.bodies == ["0"], "it claims nothing that it could not settle"
 
 
+def test_a_stop_tries_once_more_to_settle_and_ends(
+    engine: Engine, small: Engine, start_both: StartBoth, left: Callable[[], list[str]]
+) -> None:
+    far, heard = AsyncRecorder(at_once), list[Event]()
+    relay = start_both(far, engine=small, listen=False, hooks=[heard.append])
+    wait_until(lambda: small.pool.checkedout(), "it works")
+    with small.connect():
+        publish(engine, *numbered(1, to=FAR))
+        wait_until(lambda: any(isinstance(event, DatabaseLost) for event in heard), "it cannot be settled")
+        assert relay.stop(10)
+    assert far.bodies == ["0"]
+
+
 # --- what it takes ---------------------------------------------------------------------------------------------------
 
 
@@ -200,3 +216,36 @@ def test_destinations_that_keep_all_threads_waiting_do_not_hide_new_async_ones(
     publish(engine, *numbered(1, to=FAR))
     far.wait_for(1, timeout=5)
     freed.set()
+
+
+def test_a_full_table_of_locks_is_told_of_and_the_relay_goes_on_with_fewer_claims(
+    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
+) -> None:
+    """Each destination has its lock while its call is under way."""
+    far, heard = AsyncRecorder(lambda _: asyncio.sleep(0.5)), list[Event]()
+    unlock = "SELECT pg_advisory_unlock(77, number) FROM generate_series(%s::int, %s::int) AS number"
+    with engine.connect() as connection:
+        taken = take_all_locks(connection)
+        connection.exec_driver_sql(unlock, (taken - 60, taken - 1))
+        connection.commit()
+        publish(engine, *[Outgoing(f"far:{number}", str(number)) for number in range(300)])
+        start_both(far, hooks=[heard.append])
+        wait_until(lambda: left() == [], "all is sent", timeout=60)
+        connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
+    errors = [str(event.error) for event in heard if isinstance(event, DatabaseLost)]
+    assert any("max_locks_per_transaction" in error for error in errors)
+    assert len(far.bodies) < 600
+
+
+def take_all_locks(connection: Connection) -> int:
+    """Take session locks until the server's table of them is full; return how many."""
+    lock = "SELECT pg_advisory_lock(77, number) FROM generate_series(%s::int, %s::int) AS number"
+    for taken in itertools.count(0, 50):
+        try:
+            with connection.begin():
+                connection.exec_driver_sql(lock, (taken, taken + 49))
+        except OperationalError as error:
+            if sqlstate(error) == OUT_OF_MEMORY:
+                return taken
+            raise
+    raise AssertionError
