@@ -117,7 +117,8 @@ class Relay(Service):
         Args:
             engine: the database of the outbox. Its pool gives out up to ``senders`` connections, and two more for
                 polling and listening; up to ``max_senders`` and two while there are destinations that hang. Async
-                publishers need two more, and now and then a third, however many calls are under way.
+                publishers need two more, and now and then a third, however many calls are under way; and up to 2,000
+                locks of the server's.
             publishers: who sends to which kind of destination: ``sqs``, ``sns``, ``eventbridge``, or the scheme of
                 your own. ``txbox_aws.publishers.aws_publishers()`` has the first three. One whose ``send`` is a
                 coroutine function is awaited, in the relay's event loop: see ``AsyncPublisher``.

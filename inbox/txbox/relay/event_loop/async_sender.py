@@ -40,10 +40,10 @@ CLAIM_MESSAGES = 50
 """Messages of a claim, at most: what is sent again, of a destination, if the relay is killed."""
 
 CLAIM_SECONDS = (1.0, 3.0)
-"""After a time between these, a claim makes no further call, so that what it has sent is settled: not all at once."""
+"""After a time between these, not all at once, a claim makes no further call, and is settled as its last one ends."""
 
 MOST_LANES = 2_000
-"""Claimed at once. Each is a lock of Postgres's, which has 6,400 for all its sessions by default."""
+"""Claimed at once. Each is a lock of Postgres's, which has some more than 6,400 for all its sessions by default."""
 
 FEWER_SECONDS = 120.0
 """For so long after the server's table of locks was full, half as many lanes are claimed; then twice as many again."""

@@ -93,11 +93,14 @@ class EventLoop:
         await self._closing.wait()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        async with asyncio.TaskGroup() as leaving:
-            for entry in self._entries.values():
-                leaving.create_task(entry.leave())
+        # In a group, one that raises would cancel the others.
+        for error in await asyncio.gather(*[entry.leave() for entry in self._entries.values()], return_exceptions=True):
+            if error is not None:
+                raise error
 
     def _start_waiting(self) -> None:
+        if not self._ready.is_set():
+            return  # the loop only ends what it has begun
         for function, on_end in self._take_waiting():
             task = asyncio.create_task(function())
             self._tasks.add(task)

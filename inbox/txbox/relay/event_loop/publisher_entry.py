@@ -5,7 +5,7 @@ import logging
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 from txbox.backoff import Backoff
-from txbox.error_logging import text_of
+from txbox.dead_letters.failures import describe
 from txbox.errors import BrokerError
 
 ENTER_SECONDS = 1.0
@@ -64,7 +64,7 @@ class PublisherEntry:
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise
                 failures += 1
-                self._failure = text_of(error)
+                self._failure = describe(error)
                 if isinstance(error, TimeoutError) and not str(error):
                     self._failure = f"its __aenter__ has not returned for {self._try_seconds:g} s"
             self._tried.set()
