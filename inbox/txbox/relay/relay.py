@@ -428,5 +428,5 @@ _ALL_RIGHTS: tuple[str, ...] = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _BESIDE_SENDERS = 2
 """Connections of the poller and its listener."""
 
-_FOR_ASYNC = 2
-"""Connections of the async sender: one claims, one settles."""
+_FOR_ASYNC = 3
+"""Connections of the async sender: one claims, now and then a second one, and one settles."""
