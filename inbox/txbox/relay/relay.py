@@ -51,7 +51,7 @@ from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.transactions import check_table, short_transaction
-from txbox.relay.dispatcher import Dispatcher
+from txbox.relay.dispatch.dispatcher import Dispatcher
 from txbox.relay.event_loop.async_sender import CONCURRENCY, AsyncSender
 from txbox.relay.event_loop.event_loop import EventLoop
 from txbox.relay.poller import PausedDestination, Poller

@@ -23,7 +23,7 @@ from sqlalchemy import Engine
 from txbox.error_logging import text_of
 from txbox.errors import BrokerError
 from txbox.postgres.sqlstates import OUT_OF_MEMORY, sqlstate
-from txbox.relay.dispatcher import CLAIM_CHECKS, Dispatcher
+from txbox.relay.dispatch.dispatcher import CLAIM_CHECKS, Dispatcher
 from txbox.relay.event_loop.claim_session import ClaimSession
 from txbox.relay.event_loop.delivery import Delivery
 from txbox.relay.event_loop.event_loop import EventLoop

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from txbox.relay.dispatcher import DispatchResult
+from txbox.relay.dispatch.dispatcher import DispatchResult
 from txbox.relay.event_loop.claim_session import ClaimSession
 from txbox.relay.pending import Claim
 from txbox.relay.sender import ClaimResult

@@ -16,7 +16,8 @@ from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for
 from support.waiting import wait_until
 from txbox import BrokerError, Outgoing
 from txbox.instrumentation import BrokerLost, DatabaseLost, Event, PublisherOverdue, Relayed
-from txbox.relay import OutboxMessage, Relay, dispatcher
+from txbox.relay import OutboxMessage, Relay
+from txbox.relay.dispatch import dispatcher
 
 FAR = "far:somewhere"
 
