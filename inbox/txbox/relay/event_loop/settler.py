@@ -96,9 +96,7 @@ class Settler:
             pause = OUTAGE_BACKOFF.seconds(self._outages)
             self._try_at = time.monotonic() + pause
             self._check_claims()  # it may not be the settlement's fault
-            try:
-                self._commit(())
-            except Exception:  # noqa: BLE001 - the same
+            if not deliveries or not self._can_settle():
                 self._on_failure(error, pause)
                 return []
             self._works_again()
@@ -112,6 +110,13 @@ class Settler:
             return []
         self._works_again()
         return deliveries
+
+    def _can_settle(self) -> bool:
+        try:
+            self._commit(())
+        except Exception:  # noqa: BLE001 - as above, and the first error says more
+            return False
+        return True
 
     def _works_again(self) -> None:
         self._outages, self._try_at = 0, -math.inf
