@@ -125,9 +125,12 @@ class AsyncShare(FairShare):
 
     ===================  ==========================================================================================
     quick                one claim each; up to ``CLAIMS_EACH`` while half of all are free, and none of them is slow now
-    slow                 the same; they leave a quarter of all to the others
+    slow                 the same, while all but the quick ones have less than three quarters
     new and unreachable  one claim each, and half of all together
     ===================  ==========================================================================================
+
+    A quick one that begins to hang keeps the claims that it has until their calls end. If enough of them do so at once,
+    they have all calls until then.
     """
 
     def __init__(self, most: int) -> None:

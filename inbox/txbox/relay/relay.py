@@ -51,7 +51,7 @@ from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.transactions import check_table, short_transaction
-from txbox.relay.dispatcher import Dispatcher
+from txbox.relay.dispatch.dispatcher import Dispatcher
 from txbox.relay.event_loop.async_sender import CONCURRENCY, AsyncSender
 from txbox.relay.event_loop.event_loop import EventLoop
 from txbox.relay.poller import PausedDestination, Poller
@@ -117,7 +117,8 @@ class Relay(Service):
         Args:
             engine: the database of the outbox. Its pool gives out up to ``senders`` connections, and two more for
                 polling and listening; up to ``max_senders`` and two while there are destinations that hang. Async
-                publishers need two more, and now and then a third, however many calls are under way.
+                publishers need two more, and now and then a third, however many calls are under way; and up to 2,000
+                locks of the server's.
             publishers: who sends to which kind of destination: ``sqs``, ``sns``, ``eventbridge``, or the scheme of
                 your own. ``txbox_aws.publishers.aws_publishers()`` has the first three. One whose ``send`` is a
                 coroutine function is awaited, in the relay's event loop: see ``AsyncPublisher``.
@@ -244,7 +245,7 @@ class Relay(Service):
         )
         work: dict[str, Callable[[], object]] = {"txbox-relay-poller": poller.run}
         if self._async_publishers:
-            loop = EventLoop(self._async_publishers)
+            loop = EventLoop(self._async_publishers, enter_seconds=self._publish_timeout_seconds)
             self._async_sender = self._new_async_sender(loop)
             work |= {"txbox-relay-loop": loop.run, "txbox-relay-async": self._async_sender.run}
         self._started = self._senders
@@ -427,5 +428,5 @@ _ALL_RIGHTS: tuple[str, ...] = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _BESIDE_SENDERS = 2
 """Connections of the poller and its listener."""
 
-_FOR_ASYNC = 2
-"""Connections of the async sender: one claims, one settles."""
+_FOR_ASYNC = 3
+"""Connections of the async sender: one claims, now and then a second one, and one settles."""

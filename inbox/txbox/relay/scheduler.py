@@ -53,18 +53,19 @@ class Scheduler:
         most_senders: int | None = None,
         call_began: Callable[[int], float | None] = lambda _: None,
         concurrency: int = 1,
-        all_async: bool = False,
+        all_async: bool | None = False,
     ) -> None:
         """Start empty; ``most_lanes`` is for a claim, ``senders`` and ``most_senders`` for ``FairShare``.
 
-        ``call_began`` is that of ``Dispatcher``. ``concurrency`` is for ``AsyncShare``; ``all_async``: all destinations
-        are those of the async sender, which otherwise has those that a sender has found to be.
+        ``call_began`` is that of ``Dispatcher``. ``concurrency`` is for ``AsyncShare``; ``all_async``: whether all
+        destinations are those of the async sender, or none. None: some are. Which ones, is found by whoever reads their
+        messages first: were it a matter of one kind of sender, those that hang there would hide those of the other.
         """
         self._pending = PendingLanes(most_lanes)
         self._share = FairShare(senders, senders if most_senders is None else most_senders)
         self._async_share = AsyncShare(concurrency)
         self._all_async = all_async
-        self._async: Recent[int, bool] = Recent()  # destinations, whether they are the async sender's
+        self._async: Recent[int, bool] = Recent()  # destinations, whether they are known to be the async sender's
         self._call_began = call_began
         self._in_progress: dict[int, InProgress] = {}  # by the first lane of a claim
         self._outages: Recent[int, int] = Recent()
@@ -177,7 +178,7 @@ class Scheduler:
             self._pending.mark_locked(result.locked, time.monotonic())
             was_away = bool(result.settlement.sent) and self._outages.pop(claim.destination, 0) > 0
             pause = 0.0
-            if result.is_async is not None:
+            if result.is_async is not None and self._all_async is None:
                 self._async[claim.destination] = result.is_async
             share = self._async_share if self._is_async(claim.destination) else self._share
             if result.outage is not None:
@@ -226,7 +227,7 @@ class Scheduler:
         share, alone = self._share, self._pending.destinations < 2
         return self._pending.take(
             now,
-            rank=lambda destination: None if self._is_async(destination) else share.rank(destination, alone=alone),
+            rank=lambda destination: share.rank(destination, alone=alone) if not self._is_async(destination) else None,
             parts=lambda destination: min(self._waiting_senders, share.free_senders(destination)),
         )
 
@@ -240,7 +241,7 @@ class Scheduler:
         while most_lanes > 0 and share.free > 0:
             claim = self._pending.take(
                 now,
-                rank=lambda destination: share.rank(destination) if self._is_async(destination) else None,
+                rank=lambda destination: share.rank(destination) if self._is_async(destination) is not False else None,
                 # Each destination that waits is to have some.
                 most_lanes=min(max(most_lanes // max(self._pending.destinations, 1), 1), FEW_LANES),
             )
@@ -252,7 +253,8 @@ class Scheduler:
             most_lanes -= len(claim.lanes)
         return claims
 
-    def _is_async(self, destination: int) -> bool:
+    def _is_async(self, destination: int) -> bool | None:
+        """Return whether a destination is the async sender's; None: that is not known yet, and it may try."""
         return self._async.get(destination, self._all_async)
 
     def _given(self, claim: Claim, now: float, health: Health, thread: int | None) -> Claim:

@@ -36,7 +36,7 @@ from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
 from txbox.postgres.sql import moment
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import driver_cursor, short_transaction
-from txbox.relay.dispatcher import Dispatcher, DispatchResult
+from txbox.relay.dispatch.dispatcher import Dispatcher, DispatchResult
 from txbox.relay.pending import Claim
 from txbox.relay.publisher import OutboxMessage, Refused
 from txbox.relay.settlement import BatchSettlement, HeldKey, Row, settle
@@ -91,7 +91,7 @@ class ClaimResult:
     outage: BrokerError | None = None  # why the broker cannot be reached; None if it can
     destination: str | None = None  # where the messages went; None if there were none
     slowest_seconds: float = 0.0  # how long the slowest call of a publisher took
-    is_async: bool | None = None  # whether it is for an async sender, if that was found; then nothing was tried
+    is_async: bool | None = None  # whether its destination is an async sender's; None: that was not found
 
 
 class Sender:
@@ -134,6 +134,7 @@ class Sender:
             if rows and self._dispatcher.is_async(rows):
                 result.fresh, result.due, result.is_async = dict(claim.fresh), set(claim.due), True
             elif rows:
+                result.is_async = False
                 dispatched = self._dispatcher.dispatch(
                     self.sendable(rows, held),
                     check_claim=lambda: cursor.execute(self._statements.claim_stands),
@@ -193,14 +194,17 @@ class Sender:
         idle_timeout = str(round(self._publish_timeout_seconds * 1000))
         return statement.with_values(idle_timeout_milliseconds=idle_timeout, lanes=array(sorted(lanes)))
 
-    def check_server(self, connection: Connection, claim: Claim, answer: Any) -> list[int]:
-        """Return the lanes that a claiming step has claimed; raise ``BrokerError`` if another server has answered."""
+    def check_server(self, connection: Connection, expected: str | None, answer: Any) -> list[int]:
+        """Return the lanes that a claiming step has claimed; raise ``BrokerError`` if another server has answered.
+
+        ``expected`` is what ``Claim.server`` says; None: any server will do that can be written to.
+        """
         *_, server, read_only, lanes = rows_of(connection, answer)[0]
         if read_only:
             # What is sent could not be settled. Another connection may lead to another server.
             connection.invalidate()
             raise BrokerError("the database is read-only: what is sent could not be settled, so nothing is sent")
-        if server != claim.server:
+        if expected not in (None, server):
             # A pool may have replaced a lost connection unnoticed.
             raise BrokerError("the database server was restarted or replaced; the relay reads the whole outbox again")
         return list(lanes)
@@ -209,7 +213,7 @@ class Sender:
         """Claim lanes, and read what is new in them if nothing comes before it; return the lanes, and the answer."""
         read = [] if claim.due else self._read_steps(claim.fresh, limit // len(claim.fresh))
         answers = begin_with(connection, *steps, *read)
-        lanes = self.check_server(connection, claim, answers[len(steps) - 1])
+        lanes = self.check_server(connection, claim.server, answers[len(steps) - 1])
         return set(lanes), answers[len(steps)] if read else None
 
     def _read_due(

@@ -4,7 +4,7 @@ import asyncio
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from support.waiting import wait_until
@@ -63,6 +63,42 @@ class RecordingPublisher:
     def wait_for(self, count: int, *, timeout: float = 30.0) -> None:
         """Wait until so many have arrived."""
         wait_until(lambda: len(self.received) >= count, f"{count} messages to arrive", timeout=timeout, every=0.005)
+
+
+class AsyncRecorder(RecordingPublisher):
+    """Remembers what it was given, after something was awaited.
+
+    Attributes:
+        cancelled: how many calls were cancelled while they waited.
+        lives: how often it was entered, and left.
+    """
+
+    def __init__(self, wait: Callable[[Sequence[OutboxMessage]], Awaitable[object]]) -> None:
+        super().__init__()
+        self._wait = wait
+        self.cancelled = 0
+        self.lives: list[str] = []
+
+    async def __aenter__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.lives.append("entered")
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self.loop is asyncio.get_running_loop()
+        self.lives.append("left")
+
+    async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:  # type: ignore[override]
+        try:
+            await self._wait(messages)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return super().send(messages)
+
+
+async def wait_for_freedom(freed: threading.Event) -> None:
+    while not freed.is_set():
+        await asyncio.sleep(0.01)
 
 
 class Awaited:

@@ -7,32 +7,31 @@
         └────────────── results ──────────── settle, and release the lanes ←────────┘ one after the other, as they end
 
 A delivery ends by itself, so one that hangs delays no other: it has its lanes, and nothing else. All that end while one
-transaction settles are settled together by the next. Nothing here waits for the loop, and the loop waits for nothing
-here but a check of the claims, after a time in which this process did not run.
+transaction settles are settled together by the next; ``Settler`` keeps what could not be. Nothing here waits for the
+loop, and the loop waits for nothing here but a check of the claims, after a time in which this process did not run.
 """
 
 import asyncio
-import math
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from sqlalchemy import Engine
 
 from txbox.error_logging import text_of
 from txbox.errors import BrokerError
-from txbox.postgres.guards.commit_guard import begin_with
-from txbox.postgres.transactions import driver_cursor, short_transaction
-from txbox.relay.dispatcher import CLAIM_CHECKS, Dispatcher, DispatchResult
+from txbox.postgres.sqlstates import OUT_OF_MEMORY, sqlstate
+from txbox.relay.dispatch.dispatcher import CLAIM_CHECKS, Dispatcher
 from txbox.relay.event_loop.claim_session import ClaimSession
+from txbox.relay.event_loop.delivery import Delivery
 from txbox.relay.event_loop.event_loop import EventLoop
-from txbox.relay.pending import Claim
+from txbox.relay.event_loop.settler import Settler
+from txbox.relay.pending import FEW_LANES, Claim
 from txbox.relay.scheduler import OUTAGE_BACKOFF, DestinationChange, Scheduler
 from txbox.relay.sender import ClaimResult, RelayStatements, Sender
-from txbox.relay.settlement import BatchSettlement, HeldKey, Row
+from txbox.relay.settlement import Row
 
 CONCURRENCY = 500
 """Claims at once; each has one call of a publisher under way."""
@@ -41,10 +40,13 @@ CLAIM_MESSAGES = 50
 """Messages of a claim, at most: what is sent again, of a destination, if the relay is killed."""
 
 CLAIM_SECONDS = (1.0, 3.0)
-"""After a time between these, a claim makes no further call, so that what it has sent is settled: not all at once."""
+"""After a time between these, not all at once, a claim makes no further call, and is settled as its last one ends."""
 
 MOST_LANES = 2_000
-"""Claimed at once. Each is a lock of Postgres's, which has 6,400 for all its sessions by default."""
+"""Claimed at once. Each is a lock of Postgres's, which has some more than 6,400 for all its sessions by default."""
+
+FEWER_SECONDS = 120.0
+"""For so long after the server's table of locks was full, half as many lanes are claimed; then twice as many again."""
 
 MOST_BATCH_BYTES = 4
 """As many times the bytes of a batch are in the hands of all deliveries, before nothing more is read."""
@@ -52,29 +54,18 @@ MOST_BATCH_BYTES = 4
 SESSION_SECONDS = 60.0
 """After which another session claims, so that no transaction grows old; this one ends with its last claim."""
 
+MOST_SESSIONS = 2
+"""Sessions that have claims. While the older one has some, the other one goes on, however old it is."""
+
 CHECKED_SECONDS = 0.02
 """Between looks of the loop whether a claim was checked, after a time in which this process did not run."""
 
 READY_SECONDS = 0.1
-"""Between looks at a stop, until the loop is ready."""
+"""Between looks whether the loop has begun; nothing is claimed before."""
 
 
 class ClaimLost(Exception):
     """Other relays may have what a delivery was to send."""
-
-
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """A claim whose messages are being sent."""
-
-    claim: Claim
-    session: ClaimSession
-    rows: Sequence[Row]
-    held: set[HeldKey]
-    result: ClaimResult
-    size: int  # bytes of the bodies
-    dispatched: DispatchResult = field(default_factory=DispatchResult)
-    lost: bool = False  # others may send it: nothing more is sent, and nothing of it is settled
 
 
 class AsyncSender:
@@ -113,24 +104,31 @@ class AsyncSender:
         self._report = report
         self._on_failure = on_failure
         self._wait = wait
+        self._settler = Settler(
+            engine,
+            sender,
+            hold_seconds=publish_timeout_seconds,
+            check_claims=self._check_sessions,
+            on_failure=on_failure,
+        )
         self._sessions: list[ClaimSession] = []  # the last one claims; those before it end with their claims
         self._taken: list[Claim] = []  # not read yet
         self._deliveries: set[Delivery] = set()
         self._bytes = 0
+        self._fewer_lanes, self._full_at = MOST_LANES, 0.0
         self._ended: deque[Delivery] = deque()  # the loop has done with them
         self._stuck: deque[Delivery] = deque()  # their coroutine goes on although it was cancelled
 
     def run(self) -> None:
         """Send until the scheduler is closed, and what was begun is settled."""
         failures = 0
-        while not self._loop.wait_ready(READY_SECONDS):
-            if self._scheduler.closed:
-                break
         while not self._scheduler.closed or self._deliveries:
             try:
                 self._work()
                 failures = 0
             except BaseException as error:  # noqa: BLE001 - everything is as it was before, and is done again
+                if sqlstate(error) == OUT_OF_MEMORY:
+                    self._claim_fewer()
                 self._lose_all()
                 failures += 1
                 pause = OUTAGE_BACKOFF.seconds(failures)
@@ -147,7 +145,7 @@ class AsyncSender:
 
     def _work(self) -> None:
         """Wait for something to do, and do it."""
-        self._taken = self._scheduler.take_async(self._room(), seconds=self._seconds_to_check())
+        self._taken = self._scheduler.take_async(self._room(), seconds=self._seconds())
         for delivery in _all_of(self._stuck):
             if delivery in self._deliveries and not delivery.lost:
                 delivery.lost = True
@@ -158,19 +156,36 @@ class AsyncSender:
                 self._finish_lost(delivery)
         self._settle([delivery for delivery in ended if not delivery.lost])
         if self._taken:
-            self._begin(self._taken)
+            if self._settler.works:
+                self._begin(self._taken)
+            else:
+                for claim in self._taken:
+                    self._scheduler.finish(claim, ClaimResult(fresh=dict(claim.fresh), due=set(claim.due)))
             self._taken = []
         self._keep_sessions()
 
     def _room(self) -> int:
         """Return how many more lanes may be claimed."""
-        if self._bytes >= self._most_bytes:
+        if not (self._loop.is_ready and self._settler.works) or self._bytes >= self._most_bytes:
             return 0
-        return MOST_LANES - sum(len(session.lanes) for session in self._sessions)
+        since_full = time.monotonic() - self._full_at
+        most = min(self._fewer_lanes * 2.0 ** min(since_full // FEWER_SECONDS, 10), MOST_LANES)
+        return max(int(most) - self._claimed_lanes, 0)
 
-    def _seconds_to_check(self) -> float:
+    @property
+    def _claimed_lanes(self) -> int:
+        return sum(len(session.lanes) for session in self._sessions)
+
+    def _claim_fewer(self) -> None:
+        """Claim fewer lanes than it just has tried to; else the same would be lost, and sent again, again and again."""
+        tried = self._claimed_lanes + sum(len(claim.lanes) for claim in self._taken)
+        self._fewer_lanes, self._full_at = max(tried // 2, FEW_LANES), time.monotonic()
+
+    def _seconds(self) -> float:
+        """Return after how many seconds there is something to do, whatever happens."""
         checks = (session.checked_at + self._check_seconds for session in self._sessions)
-        return max(min(checks, default=math.inf) - time.monotonic(), 0.0)
+        seconds = max(min([self._settler.next_try, *checks]) - time.monotonic(), 0.0)
+        return seconds if self._loop.is_ready else min(seconds, READY_SECONDS)
 
     # --- claims ------------------------------------------------------------------------------------------------------
 
@@ -204,6 +219,7 @@ class AsyncSender:
                 # Keys that have come due may be all of one destination.
                 self._sender.leave(found[self._claim_messages :], own)
                 del found[self._claim_messages :]
+                own.is_async = True
                 size = sum(len(row.message.body) for row in found)
                 started.append(Delivery(claim, session, found, held, own, size))
         self._deliveries.update(started)
@@ -214,7 +230,8 @@ class AsyncSender:
             self._scheduler.finish(claim, own)
 
     def _session(self) -> ClaimSession:
-        if not self._sessions or time.monotonic() - self._sessions[-1].began > SESSION_SECONDS:
+        sessions = self._sessions
+        if not sessions or (len(sessions) < MOST_SESSIONS and time.monotonic() - sessions[-1].began > SESSION_SECONDS):
             self._sessions.append(ClaimSession(self._engine, self._statements, self._sender))
         return self._sessions[-1]
 
@@ -226,6 +243,10 @@ class AsyncSender:
                 session.end()
             elif time.monotonic() - session.checked_at > self._check_seconds:
                 session.check()
+
+    def _check_sessions(self) -> None:
+        for session in self._sessions:
+            session.check()
 
     def _lose_all(self) -> None:
         """Let go of everything, and have the loop stop sending it: the whole outbox is read again."""
@@ -249,6 +270,7 @@ class AsyncSender:
                 self._sender.sendable(delivery.rows, delivery.held),
                 delivery.dispatched,
                 check_claim=partial(self._stands, delivery),
+                wait_entered=self._loop.wait_entered,
                 # A new destination has one call first: others wait for theirs.
                 seconds=random.uniform(*CLAIM_SECONDS) if delivery.claim.answered else 0.0,  # noqa: S311 - no secret
                 on_stuck=partial(self._on_stuck, delivery),
@@ -276,47 +298,17 @@ class AsyncSender:
 
     # --- settling ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle what has ended, in one transaction, release its lanes, and give the claims back."""
-        for delivery in deliveries:
-            self._sender.conclude(delivery.rows, delivery.held, delivery.dispatched, delivery.result)
-        for delivery in self._committed(deliveries):
+    def _settle(self, ended: Sequence[Delivery]) -> None:
+        """Settle what has ended, release its lanes, and give the claims back."""
+        settled = self._settler.settle(ended, last_try=self._scheduler.closed)
+        for delivery in settled.done:
             delivery.session.release(delivery.claim.lanes)
             self._forget(delivery)
             self._report(delivery.result, self._scheduler.finish(delivery.claim, delivery.result))
-
-    def _committed(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Commit settlements, together or else one by one; return those that are committed."""
-        try:
-            self._commit([delivery for delivery in deliveries if delivery.result.settlement.changes])
-        except Exception as error:  # noqa: BLE001 - it is the driver's, or of a listener of the host's
-            for session in self._sessions:
-                session.check()  # it may not be the settlement's fault
-            if len(deliveries) > 1:
-                return [delivery for one in deliveries for delivery in self._committed([one])]
-            [delivery] = deliveries
+        for delivery in settled.given_up:
             delivery.session.release(delivery.claim.lanes)
             self._forget(delivery)
-            self._on_failure(error, self._scheduler.fail(delivery.claim))
-            return []
-        return deliveries
-
-    def _commit(self, deliveries: Sequence[Delivery]) -> None:
-        if not deliveries:
-            return
-        every = ClaimResult(settlement=BatchSettlement.merged(delivery.result.settlement for delivery in deliveries))
-        if every.settlement.again or every.settlement.behind or every.settlement.dead:
-            # If another relay has sent a refused message meanwhile, what is held behind it would wait for a repair.
-            for session in self._sessions:
-                session.check()
-        with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
-            [answer] = begin_with(connection, self._sender.claim_step(connection))
-            # One that has taken long may be of an earlier server.
-            for claim in {delivery.claim.server: delivery.claim for delivery in deliveries}.values():
-                self._sender.check_server(connection, claim, answer)
-            self._sender.settle(connection, cursor, every)
-        for delivery in deliveries:
-            delivery.result.due |= every.due & delivery.claim.lanes
+            self._scheduler.fail(delivery.claim)
 
     def _finish_lost(self, delivery: Delivery) -> None:
         """Give back a claim whose coroutine has ended at last."""

@@ -3,11 +3,12 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any
 
+from txbox.relay.event_loop.publisher_entry import PublisherEntry
 from txbox.relay.publisher import AsyncPublisher
 
 CoroutineFunction = Callable[[], Coroutine[Any, Any, None]]
@@ -16,9 +17,14 @@ CoroutineFunction = Callable[[], Coroutine[Any, Any, None]]
 class EventLoop:
     """Runs coroutines until it is closed. Other threads start and cancel them."""
 
-    def __init__(self, publishers: Sequence[AsyncPublisher]) -> None:
-        """Take the publishers; those that are async context managers are entered in the loop, and left at its end."""
+    def __init__(self, publishers: Sequence[AsyncPublisher], *, enter_seconds: float) -> None:
+        """Take the publishers; those that are async context managers are entered in the loop, and left at its end.
+
+        ``enter_seconds``: how long one try to enter a publisher may take.
+        """
         self._publishers = publishers
+        self._enter_seconds = enter_seconds
+        self._entries: dict[int, PublisherEntry] = {}  # by the id of the publisher, which may be of several kinds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -27,20 +33,37 @@ class EventLoop:
         self._ready = threading.Event()
 
     def run(self) -> None:
-        """Run until ``close``. Raises what a publisher raises that cannot be entered."""
-        asyncio.run(self._main())
+        """Run until ``close``. Raises what a publisher raises that cannot be left."""
+        try:
+            with asyncio.Runner() as runner:
+                runner.get_loop()  # it may fail, and leave a coroutine behind that nothing awaits
+                try:
+                    runner.run(self._main())
+                finally:
+                    self._ready.clear()  # before coroutines are cancelled, and others are to take their place
+        finally:
+            self._end_waiting()
 
-    def wait_ready(self, seconds: float) -> bool:
-        """Wait until coroutines can be started, and return whether they can."""
-        return self._ready.wait(seconds)
+    @property
+    def is_ready(self) -> bool:
+        """Whether coroutines can be started: not before it has begun, nor after it has failed."""
+        return self._ready.is_set()
+
+    async def wait_entered(self, publisher: AsyncPublisher) -> None:
+        """Return if a publisher can be called. Raises ``BrokerError`` if it is to be entered, and is not."""
+        if (entry := self._entries.get(id(publisher))) is not None:
+            await entry.wait()
 
     def start(self, functions: Iterable[tuple[CoroutineFunction, Callable[[], object]]]) -> None:
-        """Start coroutines, in their order; if the loop has failed, in the next one.
+        """Start coroutines, in their order.
 
-        With each comes what is called once it has ended, even if it was cancelled before its first step.
+        With each comes what is called once it has ended, even if it was cancelled before its first step, or the loop
+        has failed before.
         """
         self._waiting.extend(functions)
         self._call(self._start_waiting)
+        if not self._ready.is_set():
+            self._end_waiting()
 
     def cancel(self) -> None:
         """Cancel all coroutines that were started."""
@@ -52,34 +75,45 @@ class EventLoop:
         self._call(self._end)
 
     def _call(self, function: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # it is closed; what it would have done, the next one does at its start
+        with suppress(RuntimeError):  # it is closed
             if (loop := self._loop) is not None:
                 loop.call_soon_threadsafe(function)
 
     async def _main(self) -> None:
-        async with AsyncExitStack() as entered:
-            for publisher in self._publishers:
-                if isinstance(publisher, AbstractAsyncContextManager):
-                    await entered.enter_async_context(publisher)
-            self._closing = asyncio.Event()
-            self._loop = asyncio.get_running_loop()
-            self._start_waiting()
-            if self._closed:
-                self._end()
-            self._ready.set()
-            try:
-                await self._closing.wait()
-                if self._tasks:
-                    await asyncio.wait(self._tasks)
-            finally:
-                self._ready.clear()
+        self._entries = {
+            id(publisher): PublisherEntry(publisher, try_seconds=self._enter_seconds)
+            for publisher in {id(publisher): publisher for publisher in self._publishers}.values()
+            if isinstance(publisher, AbstractAsyncContextManager)
+        }
+        self._closing = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ready.set()
+        if self._closed:
+            self._end()
+        await self._closing.wait()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        # In a group, one that raises would cancel the others.
+        for error in await asyncio.gather(*[entry.leave() for entry in self._entries.values()], return_exceptions=True):
+            if error is not None:
+                raise error
 
     def _start_waiting(self) -> None:
-        while self._waiting:
-            function, on_end = self._waiting.popleft()
+        if not self._ready.is_set():
+            return  # the loop only ends what it has begun
+        for function, on_end in self._take_waiting():
             task = asyncio.create_task(function())
             self._tasks.add(task)
             task.add_done_callback(partial(self._ended, on_end))
+
+    def _end_waiting(self) -> None:
+        for _, on_end in self._take_waiting():
+            on_end()
+
+    def _take_waiting(self) -> Iterator[tuple[CoroutineFunction, Callable[[], object]]]:
+        with suppress(IndexError):  # two threads may take them
+            while True:
+                yield self._waiting.popleft()
 
     def _ended(self, on_end: Callable[[], object], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -4,88 +4,24 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 
+from integration.txbox.relay.conftest import StartBoth
 from support.txbox.outbox import numbered, publish
-from support.txbox.publishers import RecordingPublisher
+from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for_freedom
 from support.waiting import wait_until
 from txbox import BrokerError, Outgoing
-from txbox.backoff import Backoff
 from txbox.instrumentation import BrokerLost, DatabaseLost, Event, PublisherOverdue, Relayed
-from txbox.relay import OutboxMessage, Refused, Relay, dispatcher
+from txbox.relay import OutboxMessage, Relay
+from txbox.relay.dispatch import dispatcher
 
 FAR = "far:somewhere"
 
 DESTINATIONS = 240
-
-StartBoth = Callable[..., Relay]
-
-
-class AsyncRecorder(RecordingPublisher):
-    """Remembers what it was given, after something was awaited.
-
-    Attributes:
-        cancelled: how many calls were cancelled while they waited.
-        lives: how often it was entered, and left.
-    """
-
-    def __init__(self, wait: Callable[[Sequence[OutboxMessage]], Awaitable[object]]) -> None:
-        super().__init__()
-        self._wait = wait
-        self.cancelled = 0
-        self.lives: list[str] = []
-
-    async def __aenter__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.lives.append("entered")
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self.loop is asyncio.get_running_loop()
-        self.lives.append("left")
-
-    async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:  # type: ignore[override]
-        try:
-            await self._wait(messages)
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        return super().send(messages)
-
-
-async def wait_for_freedom(freed: threading.Event) -> None:
-    while not freed.is_set():
-        await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-def freed() -> Iterator[threading.Event]:
-    """Ends what hangs; at the end of the test, too."""
-    event = threading.Event()
-    yield event
-    event.set()
-
-
-@pytest.fixture
-def start_both(engine: Engine, freed: threading.Event) -> Iterator[StartBoth]:
-    """Start a relay with an async publisher for ``far:``, another for ``own:``, and an engine of the default pool."""
-    relays: list[Relay] = []
-    pooled = create_engine(engine.url)
-
-    def start(far: AsyncRecorder, own: RecordingPublisher | None = None, **options: object) -> Relay:
-        publishers = {"far": far} if own is None else {"far": far, "own": own}
-        relays.append(Relay(pooled, publishers, backoff=Backoff(0.02, 0.05), **options))  # type: ignore[arg-type]
-        relays[-1].start()
-        return relays[-1]
-
-    yield start
-    freed.set()
-    for relay in relays:
-        assert relay.stop(20)
-    pooled.dispose()
 
 
 def test_hundreds_of_calls_are_under_way_at_once_and_hold_neither_a_thread_nor_a_snapshot(
@@ -302,10 +238,9 @@ def test_a_stop_waits_for_what_ends_in_time(
 def test_a_settlement_that_fails_holds_up_no_other(
     engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
 ) -> None:
+    trigger = "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {}; END $$"
     with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$"
-        )
+        connection.exec_driver_sql(trigger.format("RAISE 'not this one'"))
         connection.exec_driver_sql(
             "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW "
             "WHEN (OLD.destination = 'far:bad') EXECUTE FUNCTION refuse()"
@@ -322,9 +257,13 @@ def test_a_settlement_that_fails_holds_up_no_other(
     start_both(far, hooks=[heard.append])
     wait_until(lambda: left() == ["bad"], "the others are settled")
     assert sorted(body for body in far.bodies if body != "bad") == ["a", "b", "c"], "and not sent again"
-    wait_until(lambda: any("not this one" in str(lost.error) for lost in heard if isinstance(lost, DatabaseLost)))
+    wait_until(lambda: sum("not this one" in str(lost.error) for lost in heard if isinstance(lost, DatabaseLost)) > 2)
+    publish(engine, *numbered(1, to="far:a"))
+    wait_until(lambda: left() == ["bad"], "it is tried again, and holds up nothing")
     with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TRIGGER refuse ON outbox_message")
+        connection.exec_driver_sql(trigger.format("RETURN OLD"))
+    wait_until(lambda: left() == [], "it can be settled")
+    assert far.bodies.count("bad") == 1, "and was not sent again"
 
 
 def test_what_an_earlier_server_has_answered_is_not_settled_beside_what_this_one_has(
@@ -335,9 +274,9 @@ def test_what_an_earlier_server_has_answered_is_not_settled_beside_what_this_one
     assert sender is not None
     [delivery] = wait_until(lambda: list(sender._deliveries))
     earlier = replace(delivery, claim=replace(delivery.claim, server="an earlier one"))
-    sender._commit([delivery])
+    sender._settler._commit([delivery])
     with pytest.raises(BrokerError, match="restarted or replaced"):
-        sender._commit([delivery, earlier])
+        sender._settler._commit([delivery, earlier])
 
 
 def test_a_loop_that_a_publisher_ends_begins_again(

@@ -114,6 +114,10 @@ def test_slow_ones_leave_a_quarter_and_may_have_several_calls_while_most_are_fre
         assert share.rank(destination) is not None
         share.add(ClaimInProgress(destination, Health.SLOW))
     assert (share.rank(3), share.rank(9)) == (None, Health.QUICK)
+    share.count([ClaimInProgress(number, Health.QUICK, hangs=True) for number in range(10, 16)])
+    assert (share.rank(3), share.rank(9)) == (None, Health.QUICK), "quick ones that begin to hang are slow ones"
+    share.count([ClaimInProgress(number, Health.QUICK, hangs=True) for number in range(10, 18)])
+    assert share.rank(9) is None, "but they keep what they have, even if that is all"
 
 
 def test_a_quick_one_that_hangs_has_no_second_call() -> None:

@@ -111,19 +111,22 @@ def test_a_destination_that_is_away_is_tried_later_and_later_until_something_was
     assert 0.25 <= again <= 0.5
 
 
-def test_each_kind_of_sender_has_its_own_destinations_and_a_kind_is_learned() -> None:
-    scheduler = Scheduler(1_000, concurrency=10)
-    scheduler.add({7: 1}, ())
-    assert scheduler.take_async(1_000, seconds=0.0) == []
-    claim = scheduler.take()
-    assert claim is not None
-    scheduler.finish(claim, ClaimResult(fresh={7: 1}, is_async=True))
+def test_who_reads_a_destination_first_finds_whose_it_is() -> None:
+    scheduler = Scheduler(1_000, concurrency=10, all_async=None)
+    for found in (True, False):
+        scheduler.add({7: 1}, ())
+        [claim] = scheduler.take_async(1_000, seconds=0.0)
+        scheduler.finish(claim, ClaimResult(fresh={7: 1}, is_async=found))
+    assert scheduler.take_async(1_000, seconds=0.0) == [], "it is not the async sender's"
+    taken = scheduler.take()
+    assert taken is not None
+    scheduler.finish(taken, ClaimResult(fresh={7: 1}, is_async=True))
     scheduler.add(dict.fromkeys(range(64 * 5, 64 * 5 + 64), 1), ())
-    [awaited] = scheduler.take_async(1_000, seconds=0.0)
-    assert (awaited.lanes, awaited.answered) == ({7}, False)
     other = scheduler.take()
     assert other is not None
     assert other.destination == 5
+    [awaited] = scheduler.take_async(1_000, seconds=0.0)
+    assert (awaited.lanes, awaited.answered) == ({7}, False)
 
 
 def test_an_async_sender_takes_all_destinations_at_once_within_its_lanes() -> None:

@@ -7,43 +7,32 @@ calls in a sender's thread, ``dispatch_async`` awaits them.
 """
 
 import asyncio
-import inspect
 import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from txbox.bounded_memory import Recent
-from txbox.dead_letters.failures import describe
-from txbox.error_logging import text_of
 from txbox.errors import BrokerError, NotSendable
+from txbox.relay.dispatch.call_size import CallSize
+from txbox.relay.dispatch.key_order import KeyOrder
+from txbox.relay.dispatch.publisher_call import PublisherCall, name_of
 from txbox.relay.publisher import AsyncPublisher, OutboxMessage, PartlySent, Publisher, Refused, is_async
 from txbox.relay.settlement import Row
-from txbox.tracing import NO_SPAN, NO_TRACING, Operation, Span, Tracing, error_type
+from txbox.tracing import NO_SPAN, NO_TRACING, Operation, Tracing, error_type
 from txbox.wire.destinations import scheme
 
 CLAIM_CHECKS = 4
 """Checks that the claim is still ours, within the time after which the server ends it."""
 
-FIRST_CALL_SIZE = 50
-"""Messages of a destination's first call."""
-
 CANCEL_SECONDS = 5.0
 """How long the coroutine of a publisher may take to end after it was cancelled."""
 
-MAX_CALL_SIZE = 100_000
-"""More than any batch has."""
-
-MAX_GROWTH = 4
-"""So many times as many as before, at most: one quick call is too small a sample."""
-
 REFUSED = "refused"
 """What ``error.type`` is of a call that has refused messages."""
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -55,25 +44,6 @@ class DispatchResult:
     refused: dict[int, Refused] = field(default_factory=dict)
     outage: BrokerError | None = None  # why the broker cannot be reached; None if it can
     slowest_seconds: float = 0.0  # how long the slowest call of a publisher took
-
-
-@dataclass(slots=True, eq=False)
-class PublisherCall:
-    """A call of a publisher: to be made, under way, or with what has come of it."""
-
-    kind: str
-    rows: Sequence[Row]  # no two of them have one key
-    messages: Sequence[OutboxMessage]  # theirs
-    began: float = 0.0  # when, by ``time.monotonic``
-    reported: bool = False  # whether it was found to be overdue before
-    answer: object = None
-    error: BaseException | None = None
-    span: Span = NO_SPAN
-
-    @property
-    def destination(self) -> str:
-        """That of the first of its messages."""
-        return self.messages[0].destination
 
 
 class Dispatcher:
@@ -113,9 +83,11 @@ class Dispatcher:
         return [call for call in list(self._calls.values()) if call.began < latest]
 
     @property
-    def all_async(self) -> bool:
-        """Whether there is no publisher but async ones."""
-        return self._async_kinds == set(self._publishers)
+    def all_async(self) -> bool | None:
+        """Whether all publishers are async ones, or none is; None: some are."""
+        return (
+            self._async_kinds == set(self._publishers) if len(self._async_kinds) in (0, len(self._publishers)) else None
+        )
 
     def is_async(self, rows: Iterable[Row]) -> bool:
         """Return whether an async sender is to send these messages: some have an async publisher, and none another."""
@@ -153,6 +125,7 @@ class Dispatcher:
         result: DispatchResult,
         *,
         check_claim: Callable[[], Awaitable[object]],
+        wait_entered: Callable[[AsyncPublisher], Awaitable[object]],
         seconds: float,
         on_stuck: Callable[[], object],
     ) -> None:
@@ -162,17 +135,23 @@ class Dispatcher:
             rows: of one destination.
             result: gets what becomes of them.
             check_claim: returns once the claim is known to stand, and raises if it was lost.
+            wait_entered: returns once a publisher may be called, and raises ``BrokerError`` if it may not.
             seconds: after so many no further call is made, so that what was sent is settled; the rest is left.
             on_stuck: is called if a coroutine goes on though it was cancelled; this then waits for its end.
         """
         for call in self._calls_for(rows, result, until=time.monotonic() + seconds):
             await check_claim()
             with self._made(call, call):
-                await self._await(call, on_stuck)
+                await self._await(call, wait_entered, on_stuck)
 
-    async def _await(self, call: PublisherCall, on_stuck: Callable[[], object]) -> None:
+    async def _await(
+        self,
+        call: PublisherCall,
+        wait_entered: Callable[[AsyncPublisher], Awaitable[object]],
+        on_stuck: Callable[[], object],
+    ) -> None:
         """Run a publisher's coroutine, in a task of its own, which is cancelled when its time has passed."""
-        sending = asyncio.create_task(self._answer(call))
+        sending = asyncio.create_task(self._answer(call, wait_entered))
         try:
             if (await asyncio.wait([sending], timeout=self._publish_timeout_seconds))[0]:
                 if sending.cancelled():
@@ -189,9 +168,13 @@ class Dispatcher:
             sending.cancel()
             raise
 
-    async def _answer(self, call: PublisherCall) -> tuple[object, BaseException | None]:
+    async def _answer(
+        self, call: PublisherCall, wait_entered: Callable[[AsyncPublisher], Awaitable[object]]
+    ) -> tuple[object, BaseException | None]:
         try:
-            return await self._publisher_of(call, is_async=True).send(call.messages), None
+            publisher = self._publisher_of(call, is_async=True)
+            await wait_entered(publisher)
+            return await publisher.send(call.messages), None
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - as in ``dispatch``; and SystemExit would end the loop
@@ -268,7 +251,7 @@ class Dispatcher:
         unsent: Sequence[OutboxMessage] = ()
         failure: str | None = None
         try:
-            refused = _judged(call)
+            refused = call.refusals()
         except PartlySent as error:
             result.outage, refused, unsent, failure = error, error.refused, error.unsent, error_type(error)
         except BrokerError as error:
@@ -279,11 +262,11 @@ class Dispatcher:
             call.span.end(failure)
         if not refused and not unsent:
             return set()
-        refusals = {_name(refusal.message): refusal for refusal in refused}
-        left = {_name(message) for message in unsent}
+        refusals = {name_of(refusal.message): refusal for refusal in refused}
+        left = {name_of(message) for message in unsent}
         failed: set[int] = set()
         for row in call.rows:
-            name = _name(row.message)
+            name = name_of(row.message)
             if name in refusals:
                 result.refused[row.position] = refusals[name]
             elif name not in left:
@@ -302,101 +285,3 @@ class Dispatcher:
         if (call.kind in self._async_kinds) is not is_async:  # a row that was written by hand
             raise NotSendable(call.destination, "is not in a lane of its own; publish it by Outbox.publish")
         return publisher
-
-
-class KeyOrder(Generic[T]):
-    """Hands messages out in rounds: at most one of each key in a round, the rest of a key after its first.
-
-    A broker answers for each message of a call by itself, so of two messages of one key in one call, the second may
-    arrive without the first. In rounds it cannot: once a message has failed, no other of its key is handed out.
-    """
-
-    def __init__(self, messages: Iterable[tuple[Hashable | None, T]]) -> None:
-        self._unordered: list[T] = []
-        self._queues: dict[Hashable, list[T]] = {}
-        for key, message in messages:
-            if key is None:
-                self._unordered.append(message)
-            else:
-                self._queues.setdefault(key, []).append(message)
-
-    def __iter__(self) -> Iterator[list[T]]:
-        """Yield the rounds. Between two of them, ``stop`` takes keys out."""
-        number = 0
-        while messages := self._unordered + [queue[number] for queue in self._queues.values() if number < len(queue)]:
-            yield messages
-            self._unordered = []
-            number += 1
-
-    def stop(self, key: Hashable) -> None:
-        """Hand out no more messages of a key."""
-        self._queues.pop(key, None)
-
-
-class CallSize:
-    """How many messages the next call of a publisher may have, computed from how long calls take. Thread-safe."""
-
-    def __init__(self, seconds: float) -> None:
-        """Begin small; a call should take ``seconds`` at most."""
-        self._seconds = seconds
-        self._value = FIRST_CALL_SIZE
-        self._lock = threading.Lock()
-
-    @property
-    def value(self) -> int:
-        """How many messages the next call may have."""
-        return self._value
-
-    @contextmanager
-    def measured(self, count: int) -> Iterator[None]:
-        """Around a call of so many messages: learn from how long it takes, whether it fails or not."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            took = time.monotonic() - began
-            with self._lock:
-                fitting = int(count * self._seconds / took) if took > 0 else MAX_CALL_SIZE
-                # A quick call with few messages must not make the next one smaller.
-                if fitting < self._value or count >= self._value // MAX_GROWTH:
-                    self._value = max(1, min(fitting, max(self._value, count * MAX_GROWTH), MAX_CALL_SIZE))
-
-
-def _judged(call: PublisherCall) -> Sequence[Refused]:
-    """Return the refusals of a call that was made; raises ``BrokerError`` if the broker could not be reached."""
-    messages = call.messages
-    try:
-        if call.error is not None:
-            raise call.error
-        return _checked(call.answer, messages)
-    except PartlySent as error:
-        try:
-            _checked(error.refused, [*messages, *error.unsent])
-            _checked([Refused(message, "") for message in error.unsent], messages)
-        except TypeError as nonsense:
-            raise BrokerError(f"{text_of(error)}; and {nonsense}") from error
-        raise
-    except BrokerError:
-        raise
-    except BaseException as error:  # noqa: BLE001 - as in ``dispatch``
-        return [Refused(message, describe(error)) for message in messages]
-
-
-def _checked(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
-    """Return what a publisher has answered, or raise TypeError: then each of the messages may have arrived, or not."""
-    if inspect.iscoroutine(answer):
-        answer.close()
-        raise TypeError("a publisher returned a coroutine: write its method as async def send")
-    refused: list[Refused] = list(answer or ())  # type: ignore[call-overload]
-    given = {_name(message) for message in messages} if refused else set()
-    for one in refused:
-        if not (isinstance(one, Refused) and isinstance(one.error, str)):
-            raise TypeError(f"a publisher returned {one!r:.200}: return Refused(message, why) for each refusal")
-        if _name(one.message) not in given:
-            raise TypeError(f"a publisher refused {one.message!r:.200}, which it was not given")
-    return refused
-
-
-def _name(message: OutboxMessage) -> tuple[str, str]:
-    """Return by what the messages in a publisher's answer are recognized: they may be copies of ours."""
-    return message.id, message.destination

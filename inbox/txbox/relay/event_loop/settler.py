@@ -1,0 +1,137 @@
+"""The settler: commits what has come of deliveries, and tries again while their claims stand.
+
+What was sent and could not be settled would be sent again, so it is not let go of at the first failure. Either the
+database refuses this one settlement (a trigger, a lock, a deadlock): then it alone waits. Or nothing can be settled (no
+connection, a server that is read-only): then all wait, and the sender claims nothing, for it would send that as often.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Engine
+
+from txbox.postgres.guards.commit_guard import begin_with
+from txbox.postgres.transactions import driver_cursor, short_transaction
+from txbox.relay.event_loop.delivery import Delivery
+from txbox.relay.scheduler import OUTAGE_BACKOFF
+from txbox.relay.sender import ClaimResult, Sender
+from txbox.relay.settlement import BatchSettlement
+
+
+class Settled(NamedTuple):
+    """What has become of deliveries."""
+
+    done: Sequence[Delivery]
+    given_up: Sequence[Delivery]  # they could not be settled for too long
+
+
+class Settler:
+    """Settles deliveries, by transactions of its own. Not thread-safe."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        sender: Sender,
+        *,
+        hold_seconds: float,
+        check_claims: Callable[[], object],
+        on_failure: Callable[[BaseException, float], None],
+    ) -> None:
+        """Take what it works with.
+
+        ``hold_seconds``: how long a delivery that cannot be settled is held. ``check_claims`` raises if the claims may
+        be lost. ``on_failure`` gets an error of the database, and after how many seconds it is tried again.
+        """
+        self._engine = engine
+        self._sender = sender
+        self._hold_seconds = hold_seconds
+        self._check_claims = check_claims
+        self._on_failure = on_failure
+        self._waiting: list[Delivery] = []
+        self._outages = 0  # tries since something could be settled
+        self._try_at = -math.inf
+
+    @property
+    def works(self) -> bool:
+        """Whether something could be settled, as far as is known."""
+        return self._outages == 0
+
+    @property
+    def next_try(self) -> float:
+        """When something is to be tried again, by ``time.monotonic``; infinity: nothing is."""
+        if not self.works:
+            return self._try_at
+        return min((delivery.settle_at for delivery in self._waiting), default=math.inf)
+
+    def settle(self, ended: Sequence[Delivery], *, last_try: bool) -> Settled:
+        """Settle what has ended, and what could not be settled before; ``last_try``: nothing is tried again.
+
+        Raises what ``check_claims`` raises.
+        """
+        now = time.monotonic()
+        for delivery in ended:
+            self._sender.conclude(delivery.rows, delivery.held, delivery.dispatched, delivery.result)
+            delivery.settle_until = now + self._hold_seconds
+        done = [delivery for delivery in ended if not delivery.result.settlement.changes]
+        self._waiting = [delivery for delivery in self._waiting if not delivery.lost]
+        self._waiting += [delivery for delivery in ended if delivery.result.settlement.changes]
+        if last_try or now >= self._try_at:
+            due = [delivery for delivery in self._waiting if last_try or delivery.settle_at <= now]
+            if due or not self.works:
+                done += self._committed(due)
+        settled, now = set(done), time.monotonic()
+        left = [delivery for delivery in self._waiting if delivery not in settled]
+        given_up = [delivery for delivery in left if last_try or delivery.settle_until <= now]
+        self._waiting = [delivery for delivery in left if delivery not in given_up]
+        return Settled(done, given_up)
+
+    def _committed(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Commit settlements, together or else one by one; return those that are committed."""
+        try:
+            self._commit(deliveries)
+        except Exception as error:  # noqa: BLE001 - it is the driver's, or of a listener of the host's
+            self._outages += 1
+            pause = OUTAGE_BACKOFF.seconds(self._outages)
+            self._try_at = time.monotonic() + pause
+            self._check_claims()  # it may not be the settlement's fault
+            if not deliveries or not self._can_settle():
+                self._on_failure(error, pause)
+                return []
+            self._works_again()
+            if len(deliveries) > 1:
+                return [done for one in deliveries if self.works for done in self._committed([one])]
+            for delivery in deliveries:
+                delivery.failures += 1
+                pause = OUTAGE_BACKOFF.seconds(delivery.failures)
+                delivery.settle_at = time.monotonic() + pause
+                self._on_failure(error, pause)
+            return []
+        self._works_again()
+        return deliveries
+
+    def _can_settle(self) -> bool:
+        try:
+            self._commit(())
+        except Exception:  # noqa: BLE001 - as above, and the first error says more
+            return False
+        return True
+
+    def _works_again(self) -> None:
+        self._outages, self._try_at = 0, -math.inf
+
+    def _commit(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle deliveries in one transaction; without any, see whether that could be done."""
+        every = ClaimResult(settlement=BatchSettlement.merged(delivery.result.settlement for delivery in deliveries))
+        if every.settlement.again or every.settlement.behind or every.settlement.dead:
+            # If another relay has sent a refused message meanwhile, what is held behind it would wait for a repair.
+            self._check_claims()
+        with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
+            [answer] = begin_with(connection, self._sender.claim_step(connection))
+            # One that has taken long may be of an earlier server.
+            for server in {delivery.claim.server for delivery in deliveries} or (None,):
+                self._sender.check_server(connection, server, answer)
+            self._sender.settle(connection, cursor, every)
+        for delivery in deliveries:
+            delivery.result.due |= every.due & delivery.claim.lanes

@@ -1,0 +1,48 @@
+"""Relays with async publishers, and what ends a call of theirs that hangs."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from support.txbox.publishers import AsyncRecorder, RecordingPublisher
+from txbox.backoff import Backoff
+from txbox.relay import Relay
+
+StartBoth = Callable[..., Relay]
+
+
+@pytest.fixture
+def freed() -> Iterator[threading.Event]:
+    """Ends what hangs; at the end of the test, too."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def start_both(engine: Engine, freed: threading.Event) -> Iterator[StartBoth]:
+    """Start a relay with an async publisher for ``far:``, another for ``own:``, and an engine of the default pool."""
+    relays: list[Relay] = []
+    pooled = create_engine(engine.url)
+
+    def start(
+        far: AsyncRecorder,
+        own: RecordingPublisher | None = None,
+        *,
+        engine: Engine = pooled,
+        others: Mapping[str, AsyncRecorder] = {},
+        **options: Any,
+    ) -> Relay:
+        publishers = {"far": far, **others} if own is None else {"far": far, "own": own, **others}
+        relays.append(Relay(engine, publishers, backoff=Backoff(0.02, 0.05), **options))
+        relays[-1].start()
+        return relays[-1]
+
+    yield start
+    freed.set()
+    for relay in relays:
+        assert relay.stop(20)
+    pooled.dispose()
