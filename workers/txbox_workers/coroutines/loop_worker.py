@@ -38,7 +38,9 @@ class LoopWorker(Worker):
             ledger.close()
 
     def _with_database(self, work: Callable[[], T]) -> T:
-        return self._calls.call(work)
+        # With a ledger alone, dead letters and reports have an engine for functions, which would block the loop.
+        place = self._options.report_place
+        return self._calls.call(work) if place is not None and place.engine.dialect.is_async else work()
 
     def _make_poller(self) -> Poller:
         options = self._options
