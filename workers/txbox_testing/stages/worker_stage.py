@@ -1,6 +1,5 @@
 """The stage of workers: a broker that outlives them, and what became of each delivery."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +7,7 @@ from sqlalchemy import Engine
 
 from txbox import Inbox, InvalidConfiguration, Message, SqlEffect
 from txbox.instrumentation import Settled
+from txbox.leases.handlers import is_coroutine_function
 from txbox_testing.database import TrialDatabase
 from txbox_testing.stages.broker import Broker, Consumer
 from txbox_testing.stages.life import Life, WatchedLedger
@@ -52,7 +52,7 @@ class WorkerStage(Stage):
     ) -> None:
         if not messages:
             raise InvalidConfiguration("there is no message to deliver")
-        self._of_coroutines = _is_coroutine_function(handler)
+        self._of_coroutines = is_coroutine_function(handler)
         super().__init__(_for_coroutines(engine) if self._of_coroutines else engine, database, timeout)
         used = [engine, getattr(options.get("ledger"), "_engine", None)]  # that of a ledger in Postgres
         self.engines.update(each for each in used if isinstance(each, Engine))
@@ -102,10 +102,6 @@ class WorkerStage(Stage):
     def await_settlement(self, life: Life, timeout: float) -> bool:
         """Wait until that worker has acked or handed back something; return whether it came in time."""
         return self.wait_until(self._consumers[life].settled.is_set, timeout)
-
-
-def _is_coroutine_function(handler: Handler) -> bool:
-    return any(map(inspect.iscoroutinefunction, (handler, getattr(handler, "__call__", None))))  # noqa: B004 - of an object
 
 
 def _for_coroutines(engine: "Engine | AsyncEngine") -> "Engine | AsyncEngine":
