@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from txbox import Inbox, InvalidConfiguration, Message, SqlEffect
 from txbox.instrumentation import Settled
@@ -105,6 +105,27 @@ class WorkerStage(Stage):
 
 
 def _for_coroutines(engine: "Engine | AsyncEngine") -> "Engine | AsyncEngine":
+    """Return an engine for coroutines that connects as another one does: its arguments, isolation level and options."""
+    if not isinstance(engine, Engine) or engine.dialect.is_async:
+        return engine
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    return create_async_engine(engine.url) if isinstance(engine, Engine) else engine
+    arguments: dict[str, Any] = {}
+
+    def keep(_dialect: Any, _record: Any, _arguments: Any, given: dict[str, Any]) -> None:
+        arguments.update(given)
+
+    event.listen(engine, "do_connect", keep)
+    pool = engine.pool.recreate()  # it asks for a new connection, as an engine does not tell its arguments otherwise
+    try:
+        connection = pool.connect()
+        level = engine.dialect.get_isolation_level(connection.dbapi_connection)  # type: ignore[arg-type]
+        connection.close()
+    finally:
+        event.remove(engine, "do_connect", keep)
+        pool.dispose()
+    arguments.pop("context", None)  # of the driver's for functions
+    options = engine.get_execution_options()
+    return create_async_engine(
+        engine.url, connect_args=arguments, isolation_level=level, execution_options=dict(options)
+    )
