@@ -76,7 +76,7 @@ class PsycopgConnection:
         with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
             # In the caller's pipeline, one within it waits for the answer: what comes next depends on that.
             with driver.pipeline() if _is_in_pipeline(driver) else nullcontext():
-                cursor.execute(sql, parameters)
+                cursor.execute(_encoded(sql, driver), parameters)
             return Rows(cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
 
@@ -118,12 +118,17 @@ def held_by_django(connection: Any) -> "psycopg.Connection[Any]":
 async def _run_async(driver: "psycopg.AsyncConnection[Any]", sql: str, parameters: Mapping[str, Any] | None) -> Rows:
     async with psycopg.AsyncCursor(driver, row_factory=tuple_row) as cursor:
         async with driver.pipeline() if _is_in_pipeline(driver) else nullcontext():
-            await cursor.execute(sql, parameters)
+            await cursor.execute(_encoded(sql, driver), parameters)
         return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
 
 def _is_in_pipeline(driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
     return driver.pgconn.pipeline_status != PipelineStatus.OFF
+
+
+def _encoded(sql: str, driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bytes:
+    encoding = driver.info.encoding
+    return sql.encode("utf-8" if encoding == "ascii" else encoding)  # ascii is SQL_ASCII, which changes nothing
 
 
 _info: "WeakKeyDictionary[Any, dict[str, Any]]" = WeakKeyDictionary()

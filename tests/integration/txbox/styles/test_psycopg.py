@@ -41,9 +41,10 @@ async def test_in_an_async_pipeline_too(engine: Engine, conninfo: str) -> None:
     assert recorded(engine) == [("billing", "m-1")]
 
 
-async def test_a_schema_is_found_whatever_the_encoding(fresh_database: str) -> None:
+@pytest.mark.parametrize("encoding", ["latin1", "sql_ascii"])
+async def test_a_schema_is_found_whatever_the_encoding(fresh_database: str, encoding: str) -> None:
     txbox_migrations.upgrade_database(fresh_database, schema="schön")
-    url = make_url(fresh_database).set(drivername="postgresql", query={"client_encoding": "latin1"})
+    url = make_url(fresh_database).set(drivername="postgresql", query={"client_encoding": encoding})
     conninfo = url.render_as_string(hide_password=False)
     with psycopg.connect(conninfo) as connection:
         assert Inbox("billing", schema="schön").record(connection, "ä") is True
