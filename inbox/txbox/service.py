@@ -150,9 +150,6 @@ class Service(ABC):
                 self._make_ready()
                 signals.enter_context(StopSignals(self._wake))
                 if not self._has_started(timeout):
-                    _log.warning(
-                        "told to stop while starting, which has not ended within %g s: stopped waiting", timeout
-                    )
                     return False
             if started is not None:
                 started()
@@ -195,7 +192,10 @@ class Service(ABC):
                 self._call_off()
         if raised:
             raise raised[0]
-        return not starter.is_alive()
+        if starter.is_alive():
+            _log.warning("told to stop while starting, which has not ended within %g s: stopped waiting", timeout)
+            return False
+        return True
 
     def _start(self) -> None:
         self._threads = [self._thread(name, work) for name, work in self._prepare().items()]

@@ -189,8 +189,8 @@ step "[] a message type names the extra" remedy "pip install 'txbox\[typed\]'" t
 step "[] pytest finds the plugin, which imports nothing" plugin_is_idle
 
 step "[aws] installs" grown aws
-step "[aws] every module that uses boto3" \
-  imports "txbox_aws.sqs, txbox_aws.lambda_, txbox_aws.publishers, txbox_aws.dynamodb, txbox_aws.step_functions"
+step "[aws] every module that uses boto3, and those for coroutines" \
+  imports "txbox_aws.sqs.async_worker, txbox_aws.lambda_.async_handler, txbox_aws.lambda_, txbox_aws.publishers, txbox_aws.dynamodb, txbox_aws.step_functions"
 
 step "[django] installs" environment django
 step "[django] import" imports "txbox_django, txbox_django.operations"

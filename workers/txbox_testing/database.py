@@ -31,8 +31,8 @@ END_SECONDS = 5.0
 CHECK_SECONDS = 0.005
 """How long sessions may take to end, and how often is looked."""
 
-DELETE = sql.SQL("DELETE FROM {}")
-READ = sql.SQL("SELECT to_jsonb(t) FROM {} AS t")
+DELETE = sql.SQL("DELETE FROM ONLY {}")
+READ = sql.SQL("SELECT to_jsonb(t) FROM ONLY {} AS t")
 COPY_OUT = sql.SQL("COPY {} TO STDOUT")
 COPY_IN = sql.SQL("COPY {} FROM STDIN")
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from txbox import InvalidConfiguration, Message
 from txbox.leases import Lease
-from txbox.leases.handlers import has_lease_parameter
+from txbox.leases.handlers import has_lease_parameter, is_coroutine_function, signature_of
 
 
 class HandlerWithLease(Protocol):
@@ -65,15 +65,15 @@ def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
     """
     if not callable(handler):
         raise InvalidConfiguration(f"{name} must be a function, not {type(handler).__name__}")
-    if any(kind(part) for part in (handler, getattr(handler, "__call__", None)) for kind in _UNFINISHED):  # noqa: B004
+    parts = (handler, getattr(handler, "__call__", None))  # noqa: B004 - of an object
+    if is_coroutine_function(handler) or any(kind(part) for part in parts for kind in _UNFINISHED):
         raise InvalidConfiguration(
             f"{name} must be a plain function: a coroutine function or a generator would return before it "
             "has run; call asyncio.run(…) in a plain function"
         )
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):
-        return  # some functions of C do not say
+    signature = signature_of(handler)
+    if signature is None:
+        return
     lease = {"lease": None} if ledger and has_lease_parameter(handler) else {}
     try:
         signature.bind(*wanted.split(", "), **lease)
@@ -85,4 +85,4 @@ def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
         ) from error
 
 
-_UNFINISHED = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_UNFINISHED = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)

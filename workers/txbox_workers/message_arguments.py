@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from txbox import InvalidConfiguration, Message
+from txbox.leases.handlers import signature_of
 from txbox.message_types import MessageType
 from txbox.message_types.message_type import plain_type
 
@@ -98,11 +99,8 @@ def message_arguments(handler: Any, name: str, *, after: int, batches: bool = Fa
 
 
 def _positional(handler: Any) -> list[inspect.Parameter]:
-    try:
-        parameters = inspect.signature(handler).parameters.values()
-    except (TypeError, ValueError):
-        return []  # some functions of C do not say
-    return [each for each in parameters if each.kind in _POSITIONAL]
+    signature = signature_of(handler)
+    return [] if signature is None else [one for one in signature.parameters.values() if one.kind in _POSITIONAL]
 
 
 def _item(annotation: Any) -> Any:
@@ -130,7 +128,7 @@ def _annotation(handler: Any, parameter: inspect.Parameter) -> Any:
     try:
         return get_type_hints(holder, names, include_extras=True)["parameter"]
     except NameError as error:
-        if _MESSAGE_BY_NAME.fullmatch(str(parameter.annotation).strip("'\"")):
+        if _MESSAGE_BY_NAME.fullmatch(_FORWARD_REF.sub(r"\g<name>", str(parameter.annotation))):
             return Message  # imported for the type checker only, as it may be
         raise InvalidConfiguration(
             f"its annotation {parameter.annotation!r} cannot be looked up ({error}); import it also at run time, and "
@@ -154,6 +152,9 @@ def _function_of(handler: Any) -> Any:
         else:
             return handler
 
+
+_FORWARD_REF = re.compile(r"""(?:ForwardRef\()?(?P<quote>['"])(?P<name>[^'"]*)(?P=quote)(?:[^()]*\))?""")
+"""A name, as the annotation has it that could not be looked up: quoted, or as a ``ForwardRef``."""
 
 _MESSAGE_BY_NAME = re.compile(r"(?:[\w.]+\[)?(?:txbox\.)?Message\]?")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -50,7 +50,7 @@ from txbox.entities.event_ids import EventId, check_kind, valid_event_id, valid_
 from txbox.errors import EntityMissing, InvalidConfiguration, TxboxError
 from txbox.message import valid_message_id
 from txbox.postgres.drivers.psycopg_connection import is_psycopg
-from txbox.postgres.transactions import ConnectionOrSession, in_transaction
+from txbox.postgres.transactions import ConnectionOrSession, in_transaction, refuse_for_coroutines
 
 MAX_KEPT = 10_000
 """Ids of a row at most. Every update writes all of them anew; some hundreds are cheap."""
@@ -262,6 +262,7 @@ class _Row:
             raise TypeError("mapped classes need a Connection or Session of SQLAlchemy, not a connection of psycopg")
         if not isinstance(connection_or_session, Session | scoped_session):
             return in_transaction(connection_or_session)
+        refuse_for_coroutines(connection_or_session, self._mapper)
         if connection_or_session.autoflush:  # as the session does before an UPDATE of its own
             connection_or_session.flush()
         return in_transaction(connection_or_session.connection(bind_arguments={"mapper": self._mapper}))

@@ -1,6 +1,9 @@
-"""Handlers that work under a lease: whether one takes it, and whether its work is done when it returns."""
+"""Handlers: what they take, such as a lease, and whether their work is done when they return."""
 
+import asyncio
+import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +16,43 @@ PLAIN = (
 """What to do about a handler whose work is not done when it returns."""
 
 
+def is_coroutine_function(handler: Any) -> bool:
+    """Whether what a call of a handler returns is to be awaited.
+
+    A coroutine function, an object whose call is one, a part of such, or what is marked as such: by asyncio before
+    Python 3.12, and by ``inspect`` since then.
+    """
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    mark = getattr(asyncio.coroutines, "_is_coroutine", None)
+    return (
+        inspect.iscoroutinefunction(handler)
+        or inspect.iscoroutinefunction(type(handler).__call__)
+        or (mark is not None and getattr(handler, "_is_coroutine", None) is mark)
+    )
+
+
+def signature_of(handler: Callable[..., Any]) -> inspect.Signature | None:
+    """Return a handler's signature; None for some functions of C, which do not say.
+
+    Since Python 3.14, annotations are evaluated when they are asked for, and one of a name that is imported for the
+    type checker only would raise NameError: it is a ``ForwardRef`` here.
+    """
+    try:
+        if sys.version_info >= (3, 14):
+            from annotationlib import Format
+
+            return inspect.signature(handler, annotation_format=Format.FORWARDREF)
+        return inspect.signature(handler)
+    except (TypeError, ValueError):
+        return None
+
+
 def has_lease_parameter(handler: Callable[..., Any]) -> bool:
     """Return whether a handler has a parameter ``lease``; raises ``InvalidConfiguration`` if it is positional only."""
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):
-        return False  # some functions of C have no signature
+    signature = signature_of(handler)
+    if signature is None:
+        return False
     parameter = signature.parameters.get("lease")
     if parameter is not None and parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         raise InvalidConfiguration("a handler takes its lease by name; its parameter lease is positional-only")

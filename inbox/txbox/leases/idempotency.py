@@ -24,7 +24,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
 from txbox.errors import InvalidConfiguration
-from txbox.leases.handlers import has_lease_parameter
+from txbox.leases.handlers import has_lease_parameter, is_coroutine_function, signature_of
 from txbox.leases.lease import LEASE_SECONDS, Lease
 from txbox.leases.ledger import Ledger
 from txbox.leases.runner import LeaseRunner, refuse_expired
@@ -146,7 +146,7 @@ def idempotent(
         payload = _message(args, kwargs).body if fingerprint is True else fingerprint(*args, **kwargs)
         return message_id, sha256(payload)
 
-    if _is_coroutine_function(handler):
+    if is_coroutine_function(handler):
 
         @wraps(handler)
         async def once_async(*args: Any, **kwargs: Any) -> Any:
@@ -177,14 +177,11 @@ def idempotent(
 
 def _without_lease(decorated: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
     """Hide the parameter ``lease``, which is given here, from the signature of a decorated handler."""
-    signature = inspect.signature(handler)
+    signature = signature_of(handler)
+    assert signature is not None  # noqa: S101 - for the type checker: it has a parameter
     parameters = [parameter for name, parameter in signature.parameters.items() if name != "lease"]
     decorated.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return decorated
-
-
-def _is_coroutine_function(handler: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
 def _sent_at(args: tuple[Any, ...], kwargs: dict[str, Any]) -> datetime | None:

@@ -57,8 +57,7 @@ def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
     given: Any = connection_or_session
     connection: Any
     if isinstance(given, Session | scoped_session):
-        if "greenlet" in sys.modules and not in_greenlet() and _is_bound_to_async(given):
-            raise _for_coroutines(given)  # before it begins a connection that would never be awaited
+        refuse_for_coroutines(given)  # before it begins a connection that would never be awaited
         try:
             connection = given.connection()
         except MissingGreenlet as error:
@@ -80,6 +79,15 @@ def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
         raise _for_coroutines(given)
     refuse_autocommit(connection)
     return cast(Connection, connection)
+
+
+def refuse_for_coroutines(session: "Session | scoped_session[Any]", mapper: Any = None) -> None:
+    """Raise ``TypeError`` for the session below an ``AsyncSession``, outside of a greenlet in which it may wait.
+
+    ``mapper`` is that of the class in question: a session may have engines by class.
+    """
+    if "greenlet" in sys.modules and not in_greenlet() and _is_bound_to_async(session, mapper):
+        raise _for_coroutines(session)
 
 
 async def run_on(connection_or_session: Any, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -109,9 +117,9 @@ def _is_async(connection_or_session: object) -> bool:
     return hasattr(connection_or_session, "run_sync") or isinstance(connection_or_session, psycopg.AsyncConnection)
 
 
-def _is_bound_to_async(session: Any) -> bool:
+def _is_bound_to_async(session: Any, mapper: Any) -> bool:
     try:
-        return bool(session.get_bind().dialect.is_async)
+        return bool(session.get_bind(mapper).dialect.is_async)
     except UnboundExecutionError:  # it has other engines by class
         return False
 
@@ -119,7 +127,7 @@ def _is_bound_to_async(session: Any) -> bool:
 def _for_coroutines(connection_or_session: object) -> TypeError:
     return TypeError(
         f"{type(connection_or_session).__name__} is one for coroutines: take AsyncInbox, AsyncOutbox or "
-        "AsyncWatermarks, and await their methods"
+        "AsyncWatermarks, and await their methods; for entities, async_update_once or async_update_if_newer"
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Column, Engine, MetaData, Table, Text, create_engine, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from txbox import Message, Outcome
@@ -49,6 +49,28 @@ def test_under_a_lease(engine: Engine) -> None:
     with pytest.raises(NotIdempotent) as raised:
         try_every_point(handler, PURCHASE, engine=engine, inbox=None, ledger=ledger, effects=mails)
     assert [point.name for point in raised.value.report.failed] == ['crash_at("handled")', "overtake()"]
+
+
+def test_an_object_that_is_awaited_with_an_engine_that_has_options(engine: Engine) -> None:
+    """Its tables are found by its search path, and by the map of its schemas."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA shop; CREATE TABLE shop.note (note text)")
+    own = create_engine(
+        engine.url,
+        connect_args={"options": "-csearch_path=shop,public"},
+        isolation_level="SERIALIZABLE",
+        execution_options={"schema_translate_map": {"anywhere": "shop"}},
+    )
+    note = Table("note", MetaData(), Column("note", Text), schema="anywhere")
+
+    class Handler:
+        async def __call__(self, session: Any, message: Message) -> None:
+            await session.execute(text("INSERT INTO note SELECT current_setting('transaction_isolation')"))
+            assert (await session.scalars(select(note.c.note))).all() == ["serializable"]
+
+    delivered = deliver(Handler(), PURCHASE, engine=own, fault=crash_at("handled"))
+    assert delivered.outcome is Outcome.PROCESSED, delivered.error
+    own.dispose()
 
 
 def test_within_an_event_loop(engine: Engine) -> None:

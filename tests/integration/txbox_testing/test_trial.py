@@ -62,6 +62,16 @@ def test_what_is_in_the_transaction_passes_at_every_point_and_leaves_the_rows_as
     assert rows("SELECT message_id FROM processed_message") == []
 
 
+def test_tables_that_inherit_rows_are_brought_back_each_by_itself(engine: Engine, rows: Rows) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE old_booking () INHERITS (booking)")
+        connection.exec_driver_sql("CREATE TABLE all_booking () INHERITS (booking)")  # before and behind its parent
+        connection.exec_driver_sql("INSERT INTO old_booking (number, account_id, note) VALUES (7, 'ann', 'old')")
+        connection.exec_driver_sql("INSERT INTO all_booking (number, account_id, note) VALUES (8, 'ann', 'all')")
+    assert try_every_point(apply, PURCHASE, engine=engine, faults=[duplicate()]).ok
+    assert rows("SELECT note FROM booking ORDER BY note") == ["all", "old", "opened"]
+
+
 def test_rows_written_over_a_connection_of_its_own_are_doubled(engine: Engine, own: Engine) -> None:
     def handler(session: Any, message: Message) -> None:
         session.execute(ADD)

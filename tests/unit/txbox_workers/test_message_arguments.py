@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NewType, TypeAlias
@@ -102,10 +103,23 @@ def test_a_handler_of_messages_is_given_messages_as_before(handler: Any) -> None
 
 
 def test_message_may_be_imported_for_the_type_checker_only() -> None:
-    for annotation in ("Message", "'Message'", "txbox.Message", "Sequence[Message]"):
-        names: dict[str, Any] = {}
-        exec(f"def handler(session, message: {annotation}): ...", names)
-        assert made(names["handler"], batches="[" in annotation) == ("", False)
+    for annotation in ("Message", "'Message'", "txbox.Message", "Sequence[Message]", "Sequence['Message']"):
+        handler = defined(f"session: Hidden, message: {annotation}")
+        assert made(handler, batches="[" in annotation) == ("", False), annotation
+
+
+def test_what_is_imported_for_the_type_checker_only_keeps_no_handler_from_its_lease() -> None:
+    assert made(defined("session: Hidden, message, *, lease: Lease"), ledger=True) == ("", False)
+    with pytest.raises(InvalidConfiguration, match=r"TYPE_CHECKING"):
+        made(defined("session, hidden: Hidden"))
+
+
+def defined(parameters: str) -> Any:
+    """A function whose annotations name what is not imported; since Python 3.14 they need no future to be let alone."""
+    names: dict[str, Any] = {"Sequence": Sequence}
+    future = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+    exec(compile(f"{future}def handler({parameters}): ...", "handlers.py", "exec", dont_inherit=True), names)
+    return names["handler"]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """Options that cannot work are refused when a worker is made; defaults; and the three lists of options agree."""
 
+import asyncio
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
@@ -17,6 +20,7 @@ from txbox import DeadLetters, Inbox, InvalidConfiguration, Message
 from txbox.leases import PostgresLedger
 from txbox_aws.lambda_ import sqs_handler
 from txbox_aws.sqs import SqsWorker
+from txbox_workers.coroutines import AsyncWorker
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.options import MAX_ATTEMPTS, ProcessingOptions, ValidOptions, WorkerOptions
 from txbox_workers.worker import Worker
@@ -37,6 +41,32 @@ class CallableCoroutine:
     async def __call__(self, message: Message) -> None: ...
 
 
+def returns_a_coroutine(message: Message) -> Any:
+    return coroutine_function(message)
+
+
+if sys.version_info >= (3, 12):
+    inspect.markcoroutinefunction(returns_a_coroutine)
+else:
+    returns_a_coroutine._is_coroutine = asyncio.coroutines._is_coroutine
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        coroutine_function,
+        CallableCoroutine(),
+        partial(CallableCoroutine()),
+        returns_a_coroutine,
+        sync_to_async(lambda message: None),
+    ],
+)
+def test_what_is_awaited_is_for_coroutine_workers_and_for_no_others(handler: Any) -> None:
+    AsyncWorker(MemorySource(), ledger=LEDGER, handler=handler)
+    with pytest.raises(InvalidConfiguration, match="must be a plain function"):
+        Worker(MemorySource(), ledger=LEDGER, handler=handler)
+
+
 BESIDE: dict[str, Any] = {"inbox": INBOX, "engine": ENGINE}
 ALONE: dict[str, Any] = {**BESIDE, "ledger": None}
 
@@ -50,9 +80,7 @@ ALONE: dict[str, Any] = {**BESIDE, "ledger": None}
         ({**ALONE, "handler": None}, "^Worker needs one of handler, batch_handler and effect$"),
         ({**ALONE, "batch_handler": print}, "^Worker needs one of handler, batch_handler and effect$"),
         ({"handler": "mail"}, r"Worker\.handler must be a function, not str"),
-        ({"handler": coroutine_function}, "must be a plain function"),
         ({"handler": generator_function}, "must be a plain function"),
-        ({"handler": CallableCoroutine()}, "must be a plain function"),
         ({"handler": lambda session, message: None}, r"is called with \(message\) here"),
         ({"handler": lambda lease, message: None}, "has to be its last one"),
         ({**BESIDE, "handler": lambda message: None}, r"\(session, message\)"),

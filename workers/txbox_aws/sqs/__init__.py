@@ -1,12 +1,16 @@
 """Amazon SQS: a source for workers, the worker itself, the way back for dead letters, and queues to try them with."""
 
+from typing import TYPE_CHECKING, Any
+
 from txbox_aws.clients import sqs_client
-from txbox_aws.sqs.async_worker import AsyncSqsWorker
 from txbox_aws.sqs.dead_letter_queue import DeadLetterQueue, ImportedLetters, MessageMove
 from txbox_aws.sqs.queues import MAX_BATCH as MAX_BATCH
 from txbox_aws.sqs.queues import create_queue, delete_queue, queue_backlog, redrive_to_queue
 from txbox_aws.sqs.source import SqsSource
 from txbox_aws.sqs.worker import SqsWorker
+
+if TYPE_CHECKING:
+    from txbox_aws.sqs.async_worker import AsyncSqsWorker
 
 __all__ = [
     "AsyncSqsWorker",
@@ -21,3 +25,11 @@ __all__ = [
     "redrive_to_queue",
     "sqs_client",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AsyncSqsWorker":  # it loads greenlet, which a service without coroutines has no use for
+        from txbox_aws.sqs.async_worker import AsyncSqsWorker
+
+        return AsyncSqsWorker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

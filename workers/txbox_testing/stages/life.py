@@ -8,7 +8,6 @@ has then what it would have after SIGKILL; and none of the ``except`` and ``fina
 
 import contextlib
 import functools
-import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from sqlalchemy import Connection, Engine, Pool, event
 
 from txbox import LedgerError
 from txbox.leases import Acquisition, Lease, LeaseState, Ledger
+from txbox.leases.handlers import is_coroutine_function
 
 STATEMENT_CHARACTERS = 60
 
@@ -104,7 +104,7 @@ class Life:
 
     def watch(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Return the handler, with the places around it, and those at its statements."""
-        if inspect.iscoroutinefunction(handler):
+        if is_coroutine_function(handler):
 
             @functools.wraps(handler)
             async def watched_coroutine(*arguments: Any, **named: Any) -> Any:

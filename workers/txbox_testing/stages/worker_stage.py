@@ -1,13 +1,13 @@
 """The stage of workers: a broker that outlives them, and what became of each delivery."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from txbox import Inbox, InvalidConfiguration, Message, SqlEffect
 from txbox.instrumentation import Settled
+from txbox.leases.handlers import is_coroutine_function
 from txbox_testing.database import TrialDatabase
 from txbox_testing.stages.broker import Broker, Consumer
 from txbox_testing.stages.life import Life, WatchedLedger
@@ -52,7 +52,7 @@ class WorkerStage(Stage):
     ) -> None:
         if not messages:
             raise InvalidConfiguration("there is no message to deliver")
-        self._of_coroutines = _is_coroutine_function(handler)
+        self._of_coroutines = is_coroutine_function(handler)
         super().__init__(_for_coroutines(engine) if self._of_coroutines else engine, database, timeout)
         used = [engine, getattr(options.get("ledger"), "_engine", None)]  # that of a ledger in Postgres
         self.engines.update(each for each in used if isinstance(each, Engine))
@@ -104,11 +104,28 @@ class WorkerStage(Stage):
         return self.wait_until(self._consumers[life].settled.is_set, timeout)
 
 
-def _is_coroutine_function(handler: Handler) -> bool:
-    return any(map(inspect.iscoroutinefunction, (handler, getattr(handler, "__call__", None))))  # noqa: B004 - of an object
-
-
 def _for_coroutines(engine: "Engine | AsyncEngine") -> "Engine | AsyncEngine":
+    """Return an engine for coroutines that connects as another one does: its arguments, isolation level and options."""
+    if not isinstance(engine, Engine) or engine.dialect.is_async:
+        return engine
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    return create_async_engine(engine.url) if isinstance(engine, Engine) else engine
+    arguments: dict[str, Any] = {}
+
+    def keep(_dialect: Any, _record: Any, _arguments: Any, given: dict[str, Any]) -> None:
+        arguments.update(given)
+
+    event.listen(engine, "do_connect", keep)
+    pool = engine.pool.recreate()  # it asks for a new connection, as an engine does not tell its arguments otherwise
+    try:
+        connection = pool.connect()
+        level = engine.dialect.get_isolation_level(connection.dbapi_connection)  # type: ignore[arg-type]
+        connection.close()
+    finally:
+        event.remove(engine, "do_connect", keep)
+        pool.dispose()
+    arguments.pop("context", None)  # of the driver's for functions
+    options = engine.get_execution_options()
+    return create_async_engine(
+        engine.url, connect_args=arguments, isolation_level=level, execution_options=dict(options)
+    )

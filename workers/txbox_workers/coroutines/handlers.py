@@ -1,6 +1,5 @@
 """Coroutine handlers as the processor calls them: as functions, which wait for them in its greenlet."""
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -10,12 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.orm import Session
 
 from txbox import InvalidConfiguration
+from txbox.leases.handlers import is_coroutine_function
 from txbox.postgres.drivers.greenlets import wait_for, without_own_cancellations
-
-
-def is_coroutine_function(handler: Any) -> bool:
-    """Whether what a call of it returns is to be awaited: a coroutine function, or an object whose call is one."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - of an object
 
 
 def as_function(handler: Any, name: str) -> Callable[..., Any]:
@@ -31,7 +26,7 @@ def as_function(handler: Any, name: str) -> Callable[..., Any]:
             f"{name} must be a coroutine function, async def …; for plain functions there are Worker and SqsWorker"
         )
 
-    @wraps(handler)
+    @wraps(handler, updated=())  # a mark that it is a coroutine function is an attribute, and this is none
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [async_session(one) if isinstance(one, Session) else one for one in args]
         return without_own_cancellations(lambda: wait_for(handler(*given, **kwargs)))

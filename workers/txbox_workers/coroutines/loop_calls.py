@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import TypeVar
 
 from txbox.postgres.drivers.greenlets import cancel, run_in_greenlet
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 1.0
+"""Between looks at whether the loop is still there."""
 
 
 class LoopCalls:
@@ -32,8 +35,15 @@ class LoopCalls:
         return self._submit(batch, self._batches)
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run something short on the loop, from another thread, and return what it returns."""
-        return self._submit(work, self._others).result()
+        """Run something short on the loop, from another thread, and return what it returns.
+
+        Raises ``concurrent.futures.CancelledError`` if the loop ends before; and what the work raises.
+        """
+        running = self._submit(work, self._others)
+        while not wait([running], LOOK_SECONDS).done:
+            if self.has_ended:  # without having looked at what was submitted, or in the middle of it
+                raise CancelledError
+        return running.result()
 
     def cancel_batches(self) -> None:
         """Cancel the batches that run, for the loop itself; each once, as it has to roll back in peace."""

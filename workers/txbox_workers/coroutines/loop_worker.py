@@ -28,6 +28,20 @@ class LoopWorker(Worker):
         """Raise ``InvalidConfiguration`` if it runs already."""
         self._refuse_running("make another one")
 
+    def start_within(self, timeout: float) -> bool:
+        """Start; return False if it was told to stop meanwhile, and is still starting ``timeout`` seconds later."""
+        with self._starting:
+            self._make_ready()
+            return self._has_started(timeout)
+
+    def end_start(self) -> None:
+        """Tell it to stop while it starts; it hears that once it has begun to."""
+        self._wake.put(None)
+
+    def under_way(self) -> list[str]:
+        """Return the ids of the messages in batches that have not ended."""
+        return self._poller.under_way() if isinstance(self._poller, LoopPoller) else []
+
     def call_off(self) -> None:
         """Begin nothing more; ``stop`` waits for what was begun."""
         self._call_off()
@@ -38,7 +52,9 @@ class LoopWorker(Worker):
             ledger.close()
 
     def _with_database(self, work: Callable[[], T]) -> T:
-        return self._calls.call(work)
+        # With a ledger alone, dead letters and reports have an engine for functions, which would block the loop.
+        place = self._options.report_place
+        return self._calls.call(work) if place is not None and place.engine.dialect.is_async else work()
 
     def _make_poller(self) -> Poller:
         options = self._options

@@ -15,7 +15,9 @@ from txbox.leases import Ledger
 from txbox.leases.ledger import require_ledger
 from txbox.tracing import Tracing
 from txbox_workers.coroutines.handlers import as_function, session_factory
+from txbox_workers.coroutines.thread_calls import ThreadCalls
 from txbox_workers.coroutines.threaded_ledger import ThreadedLedger
+from txbox_workers.coroutines.threaded_letters import ThreadedLetters
 from txbox_workers.options import BATCH_SIZE, MAX_PREFETCH
 
 AsyncHandler = Callable[..., Awaitable[object]]
@@ -39,6 +41,7 @@ class AsyncProcessingOptions(TypedDict, total=False):
     Attributes:
         inbox: an ``AsyncInbox``, or an ``Inbox``.
         ledger: any ledger; its calls are made in threads.
+        dead_letters: with a ledger alone; over an engine of ``create_engine``, its calls are made in threads, too.
         engine: an ``AsyncEngine`` of psycopg: ``create_async_engine("postgresql+psycopg://…")``.
         handler: ``async def handler(session, message)``, whose session is an ``AsyncSession``; with a ledger alone,
             ``async def handler(message)``.
@@ -115,7 +118,11 @@ def for_functions(of: str, options_type: type, options: Mapping[str, Any]) -> di
             given[name] = as_function(given[name], f"{of}.{name}")
     if given.get("ledger") is not None:
         require_ledger(given["ledger"], f"{of}.ledger")
-        given["ledger"] = ThreadedLedger(given["ledger"], concurrency)
+        calls = ThreadCalls(concurrency)
+        given["ledger"] = ThreadedLedger(given["ledger"], calls)
+        letters = given.get("dead_letters")
+        if isinstance(letters, DeadLetters) and not letters.engine.dialect.is_async:
+            given["dead_letters"] = ThreadedLetters(letters, calls)
     if (engine := given.get("engine")) is not None:
         given["engine"] = _sync_engine(of, engine, concurrency)
         given["session_factory"] = session_factory(engine, given.pop("session_factory", AsyncSession))

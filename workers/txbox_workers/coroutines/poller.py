@@ -46,6 +46,10 @@ class LoopPoller(PrefetchingPoller):
             del bodies[str(number)]
         return {"dispatch": self._producing(self._dispatch), **bodies}
 
+    def under_way(self) -> list[str]:
+        """Return the ids of the messages that were given to the loop, and whose batches have not ended."""
+        return [waiting.delivery.message.id for given in tuple(self._given) for waiting in given.batch]
+
     def _dispatch(self) -> None:
         """Give batches to the loop, while there is a task free for them; return when the last one has ended."""
         while self._await_free():

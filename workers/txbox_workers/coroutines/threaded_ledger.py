@@ -1,29 +1,23 @@
 """A ledger in threads: its calls, which block, leave the event loop alone."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from txbox.leases import LEASE_SECONDS, Acquisition, Lease, Ledger
 from txbox.leases.lease import AttemptEnd
-from txbox.postgres.drivers.greenlets import in_greenlet, raise_if_cancelled, wait_for
-
-MOST_THREADS = 32
+from txbox_workers.coroutines.thread_calls import ThreadCalls
 
 
 class ThreadedLedger:
     """A ledger whose calls, made in a greenlet, are made in another thread; see ``txbox.leases.Ledger``.
 
-    The renewer, which has threads of its own, calls it directly.
+    The renewer, which has threads of its own, calls it directly. A call that is cancelled ends first, so no lease is
+    left behind that none releases; the cancellation is raised where work would begin: see ``LeaseRunner.run``.
     """
 
-    def __init__(self, ledger: Ledger, threads: int) -> None:
-        """Take the ledger, and how many calls are made at once, at most 32."""
+    def __init__(self, ledger: Ledger, calls: ThreadCalls) -> None:
+        """Take the ledger, and what calls in threads."""
         self._ledger = ledger
-        self._count = min(threads, MOST_THREADS)
-        self._threads: ThreadPoolExecutor | None = None
+        self._calls = calls
 
     def __repr__(self) -> str:
         return repr(self._ledger)
@@ -35,61 +29,34 @@ class ThreadedLedger:
 
     def check(self) -> None:
         """Check that the store answers."""
-        self._call(self._ledger.check)
+        self._calls.call(self._ledger.check)
 
     def acquire(
         self, message_id: str, *, lease_seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
     ) -> Acquisition:
         """Ask for the lease of a message."""
-        acquired: Acquisition = self._call_through(
+        acquired: Acquisition = self._calls.call_through(
             self._ledger.acquire, message_id, lease_seconds=lease_seconds, fingerprint=fingerprint
         )
         return acquired
 
     def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> None:
         """Extend a lease."""
-        self._call(self._ledger.renew, lease, lease_seconds=lease_seconds)
+        self._calls.call(self._ledger.renew, lease, lease_seconds=lease_seconds)
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
         """Record that the work is done."""
-        self._call_through(self._ledger.complete, lease, result)
+        self._calls.call_through(self._ledger.complete, lease, result)
 
     def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> None:
         """Record that an attempt has ended."""
-        self._call_through(self._ledger.release, lease, ended, forget_attempts=forget_attempts)
+        self._calls.call_through(self._ledger.release, lease, ended, forget_attempts=forget_attempts)
 
     def find_expired(self, lease: Lease, sent_at: Any) -> Any:
         """Find out whether a message is too old to judge; None in a ledger without horizons."""
         find_expired = getattr(self._ledger, "find_expired", None)
-        return None if find_expired is None else self._call(find_expired, lease, sent_at)
+        return None if find_expired is None else self._calls.call(find_expired, lease, sent_at)
 
     def close(self) -> None:
         """End its threads, which begin again with the next call."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
-            self._threads = None
-
-    def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call in a thread; a cancellation is raised when the call has ended."""
-        result = self._call_through(function, *args, **kwargs)
-        raise_if_cancelled()
-        return result
-
-    def _call_through(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call in a thread, and return its result also if cancelled: so no lease is left behind that none releases.
-
-        The cancellation is raised where work would begin: see ``LeaseRunner.run``.
-        """
-        if not in_greenlet():
-            return function(*args, **kwargs)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="txbox-ledger")
-        return wait_for(_finished(self._threads, partial(function, *args, **kwargs)))
-
-
-async def _finished(threads: ThreadPoolExecutor, function: Any) -> Any:
-    call = asyncio.get_running_loop().run_in_executor(threads, function)
-    while not call.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([call])
-    return call.result()
+        self._calls.close()

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError as CallCancelled
 from contextlib import contextmanager, suppress
 from typing import Any, Self, Unpack
 
@@ -93,13 +94,7 @@ class AsyncWorker:
 
     async def start(self) -> None:
         """Check what it works with, then begin on this event loop, and return; raises as ``Worker.start``."""
-        self._worker.refuse_running()  # before another loop takes the place of the one that it runs on
-        self._calls.bind(asyncio.get_running_loop())
-        try:
-            await _in_thread(self._worker.start, on_cancel=self._cancel_start)
-        except asyncio.CancelledError:
-            await self._give_up(None)
-            raise
+        await self._start(asyncio.Event(), STOP_SECONDS)
 
     async def stop(self, timeout: float = STOP_SECONDS) -> bool:
         """Begin nothing more, and finish what was begun, within ``timeout`` seconds; returns as ``Worker.stop``."""
@@ -117,7 +112,8 @@ class AsyncWorker:
         ended = asyncio.Event()
         stopped: asyncio.Future[bool] | None = None
         with _signals(ended):
-            await self.start()
+            if (has_started := await self._start(ended, timeout)) is not None:
+                return has_started
             try:
                 if started is not None:
                     started()
@@ -129,10 +125,40 @@ class AsyncWorker:
                 await self._give_up(stopped)
                 raise
 
-    def _cancel_start(self) -> None:
-        if not self.running:  # once it is, a report may be under way
-            self._worker.call_off()
-            self._calls.cancel_calls()
+    async def _start(self, ended: asyncio.Event, timeout: float) -> bool | None:
+        """Start, in a thread. Return None, or what ``run`` returns if ``ended`` was set before that: it begins nothing.
+
+        A source or a database may keep a start waiting for ever; ``timeout`` seconds after ``ended``, it is left alone.
+        """
+        self._worker.refuse_running()  # before another loop takes the place of the one that it runs on
+        self._calls.bind(asyncio.get_running_loop())
+        call = _call_in_thread(lambda: self._worker.start_within(timeout))
+        asked = asyncio.ensure_future(ended.wait())
+        try:
+            await asyncio.wait([call, asked], return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                await self._end_start(call)
+            return None if call.result() else False
+        except CallCancelled:  # a check, by _end_start
+            return True
+        except asyncio.CancelledError:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_SECONDS):
+                    await self._end_start(call)
+            if call.done():
+                call.exception()  # or else asyncio would say that it was never looked at
+            await self._give_up(None)
+            raise
+        finally:
+            asked.cancel()
+
+    async def _end_start(self, call: "asyncio.Future[bool]") -> None:
+        """Tell a start to stop, until it has ended, or is left alone."""
+        while not call.done():
+            self._worker.end_start()
+            if not self.running:  # once it is, a report may be under way
+                self._calls.cancel_calls()
+            await asyncio.wait([call], timeout=LOOK_SECONDS)
 
     async def _give_up(self, stopped: "asyncio.Future[bool] | None") -> None:
         """Cancel what is under way, and wait for its end; ``stopped``: a stop that waits for that already."""
@@ -146,6 +172,14 @@ class AsyncWorker:
                 await asyncio.wait([stopped], timeout=LOOK_SECONDS)
             except asyncio.CancelledError:
                 continue  # once more: the transactions are rolling back already
+        if ids := self._worker.under_way():
+            _log.warning(
+                "%s: cancelled %g s ago, and the handlers of these messages have not ended: %s; what they do may still "
+                "be committed; have them raise CancelledError again where they catch it",
+                self.subscriber_id,
+                CANCEL_SECONDS,
+                ", ".join(ids),
+            )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -159,13 +193,12 @@ LOOK_SECONDS = 0.5
 """Between looks at whether it was stopped by a call from another thread."""
 
 
-async def _in_thread(function: Callable[[], Any], on_cancel: Callable[[], object] = lambda: None) -> Any:
-    """Call what blocks in a thread, and wait for its end, also if cancelled: half a start would leave threads."""
+async def _in_thread(function: Callable[[], Any]) -> Any:
+    """Call what blocks in a thread, and wait for its end, also if cancelled."""
     call = _call_in_thread(function)
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
-        on_cancel()
         await asyncio.wait([call])
         if not call.cancelled():
             call.exception()  # or else asyncio would say that it was never looked at

@@ -18,6 +18,7 @@ from txbox_workers.processing.outage_errors import (
     DatabaseUnavailable,
     bookkeeping,
     is_cancellation,
+    is_own_cancellation,
     unavailable,
     without_values,
 )
@@ -95,6 +96,7 @@ class GuardedTransactions:
             except BaseException as raised:
                 error = raised.error if isinstance(raised, StepFailed) else raised
                 lost_statement = is_lost_prepared_statement(error)
+                cut = connection.invalidated and is_own_cancellation(error)
                 if left_in_use(connection):
                     connection.invalidate()  # the server rolls back
                     raise
@@ -111,8 +113,8 @@ class GuardedTransactions:
                     if discard_if_session_broken(connection, error):
                         self._engine.pool._invalidate(None, error)  # type: ignore[arg-type] # noqa: SLF001 - no other way
                     raise
-                if is_cancellation(error):
-                    raise  # the connection was closed here, and not by the handler
+                if cut or is_cancellation(error):
+                    raise  # the connection was closed by that, and not by the handler
                 if sqlstate(error) in TIMED_OUT:
                     raise TransactionTimedOut from without_values(error)
                 if broken:

@@ -7,11 +7,12 @@ Django's connection holds one of psycopg's. It is known by what it has, for Djan
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
@@ -73,7 +74,9 @@ class PsycopgConnection:
         if isinstance(driver, psycopg.AsyncConnection):
             return wait_for(_run_async(driver, sql, parameters))
         with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
-            cursor.execute(sql.encode(), parameters)
+            # In the caller's pipeline, one within it waits for the answer: what comes next depends on that.
+            with driver.pipeline() if _is_in_pipeline(driver) else nullcontext():
+                cursor.execute(_encoded(sql, driver), parameters)
             return Rows(cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
 
@@ -114,8 +117,18 @@ def held_by_django(connection: Any) -> "psycopg.Connection[Any]":
 
 async def _run_async(driver: "psycopg.AsyncConnection[Any]", sql: str, parameters: Mapping[str, Any] | None) -> Rows:
     async with psycopg.AsyncCursor(driver, row_factory=tuple_row) as cursor:
-        await cursor.execute(sql.encode(), parameters)
+        async with driver.pipeline() if _is_in_pipeline(driver) else nullcontext():
+            await cursor.execute(_encoded(sql, driver), parameters)
         return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
+
+
+def _is_in_pipeline(driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    return driver.pgconn.pipeline_status != PipelineStatus.OFF
+
+
+def _encoded(sql: str, driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bytes:
+    encoding = driver.info.encoding
+    return sql.encode("utf-8" if encoding == "ascii" else encoding)  # ascii is SQL_ASCII, which changes nothing
 
 
 _info: "WeakKeyDictionary[Any, dict[str, Any]]" = WeakKeyDictionary()

@@ -34,6 +34,12 @@ async def test_functions_name_the_classes_for_coroutines(schema_url: str) -> Non
                 Inbox("billing").record(given, "m-1")  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="AsyncInbox, AsyncOutbox or AsyncWatermarks"):
                 Outbox().publish(given, "own:somewhere", "body")  # type: ignore[arg-type]
+        unbegun.add(Account(account_id="bob"))
+        by_class = AsyncSession(binds={Account: engine}).sync_session
+        for given in (session, unbegun, begun.sync_session, by_class, connection, connection.sync_connection):
+            with pytest.raises(TypeError, match="async_update_once"):
+                update_once(given, Account, "ann", "m-1", {})  # type: ignore[arg-type]
+        unbegun.expunge_all()
         assert await session.run_sync(Inbox("billing").record, "m-1") is True, "a function that runs in a greenlet may"
     await engine.dispose()
 

@@ -108,6 +108,27 @@ async def times_out_by_cancelling_itself(session: AsyncSession) -> None:
         raise TimeoutError from None
 
 
+async def times_out_a_statement(session: AsyncSession) -> None:
+    async with asyncio.timeout(0.05):
+        await session.execute(text("SELECT pg_sleep(60)"))
+
+
+async def waits_for_a_statement(session: AsyncSession) -> None:
+    await asyncio.wait_for(session.execute(text("SELECT pg_sleep(60)")), 0.05)
+
+
+async def goes_on_after_its_time(session: AsyncSession) -> None:
+    try:
+        await times_out_a_statement(session)
+    except TimeoutError:
+        await session.execute(text("SELECT 1"))
+
+
+async def swallows_its_time(session: AsyncSession) -> None:
+    with suppress(TimeoutError):
+        await times_out_a_statement(session)
+
+
 left: list[Any] = []
 
 
@@ -122,6 +143,10 @@ left: list[Any] = []
         (raises_cancelled_error, "CancelledError"),
         (cancels_what_it_waits_for, "CancelledError"),
         (times_out_by_cancelling_itself, "TimeoutError"),
+        (times_out_a_statement, "TimeoutError"),
+        (waits_for_a_statement, "TimeoutError"),
+        (goes_on_after_its_time, "TransactionEnded"),
+        (swallows_its_time, "TransactionEnded"),
     ],
 )
 def test_what_a_handler_must_not_do_is_its_message_s_failure_and_no_more(
