@@ -31,6 +31,7 @@ CREATE TRIGGER txbox_testing_end BEFORE UPDATE ON {{bulk_load}} FOR EACH ROW
 WHEN (OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL) EXECUTE FUNCTION pg_temp.txbox_testing_end()
 
 -- name: drop_end
+-- Refuse nothing any more.
 -- parameters: none
 -- returns: nothing
 DROP FUNCTION pg_temp.txbox_testing_end() CASCADE
