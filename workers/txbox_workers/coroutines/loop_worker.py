@@ -53,8 +53,9 @@ class LoopWorker(Worker):
 
     def _with_database(self, work: Callable[[], T]) -> T:
         # With a ledger alone, dead letters and reports have an engine for functions, which would block the loop.
-        place = self._options.report_place
-        return self._calls.call(work) if place is not None and place.engine.dialect.is_async else work()
+        letters = self._options.dead_letters
+        engine = self._options.engine or (None if letters is None else letters.engine)
+        return self._calls.call(work) if engine is not None and engine.dialect.is_async else work()
 
     def _make_poller(self) -> Poller:
         options = self._options
