@@ -34,6 +34,7 @@ from sqlalchemy.orm import Session
 
 from txbox import Expired, Inbox, InFlight, InvalidConfiguration, InvalidMessageId, Message, Mismatch, TxboxError
 from txbox.instrumentation.logs import log_event
+from txbox.leases.handlers import signature_of
 from txbox_workers.delivery import Delivery
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
@@ -165,7 +166,8 @@ class _Work:
         self._body = body
         self._bind = bind
         self._fingerprint = inbox.fingerprint
-        signature = inspect.signature(body)
+        signature = signature_of(body)
+        assert signature is not None  # noqa: S101 - for the type checker: a function of Python has one
         own = list(signature.parameters.values())
         task = [] if bind else [inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         del own[bind : bind + 1]  # the session

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from txbox import TxboxError
+from txbox.leases.handlers import signature_of
 from txbox_cli.errors import CommandFailed, UsageError
 
 
@@ -111,9 +112,9 @@ def _required_parameters(found: object) -> tuple[str, ...]:
     """Return what has to be given when this is called; a function that makes something takes nothing."""
     if not callable(found):
         return ()
-    try:
-        parameters = inspect.signature(found).parameters.values()
-    except ValueError:  # written in C, without a signature
+    signature = signature_of(found)
+    if signature is None:  # written in C
         return ()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = signature.parameters.values()
     return tuple(one.name for one in parameters if one.default is one.empty and one.kind not in variable)

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from txbox import InvalidConfiguration, TransactionAborted
 from txbox.instrumentation import Committed, Event
+from txbox.leases.handlers import signature_of
 from txbox_django.engine import database_engine, lent
 from txbox_workers.handlers import refuse_unfit
 from txbox_workers.message_arguments import takes_both
@@ -82,7 +83,8 @@ class OrmTransactions:
         def handle(session: Session, *given: Any, **lease: Any) -> object:
             return self._run(session, lambda: handler(*given, **lease))
 
-        signature = inspect.signature(handler)
+        signature = signature_of(handler)
+        assert signature is not None  # noqa: S101 - for the type checker: a function of Python has one
         session = inspect.Parameter("session", inspect.Parameter.POSITIONAL_ONLY)
         handle.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[session, *signature.parameters.values()]

@@ -1,17 +1,17 @@
 """The port: how strongly a request is done once."""
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from txbox.leases.handlers import is_coroutine_function
 from txbox_http.answer import REPLAYED, Answer
 from txbox_http.problems import PROCESSED
 
@@ -102,8 +102,8 @@ async def processed_answer(processed: Processed | None, request: Request, subjec
     """Return the answer where the effect is there, and no response is kept."""
     if processed is None:
         return PROCESSED
-    if inspect.iscoroutinefunction(processed):
-        response = await processed(request, subject)
+    if is_coroutine_function(processed):
+        response = await cast("Awaitable[Response]", processed(request, subject))
     else:
-        response = await run_in_threadpool(processed, request, subject)
+        response = cast(Response, await run_in_threadpool(processed, request, subject))
     return Answer(response.status_code, (*response.raw_headers, REPLAYED), bytes(response.body))

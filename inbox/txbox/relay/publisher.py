@@ -11,7 +11,7 @@ from typing import Protocol, TypeGuard
 from txbox.dead_letters.failures import describe
 from txbox.error_logging import text_of
 from txbox.errors import BrokerError, InvalidConfiguration
-from txbox.leases.handlers import refuse_unfinished
+from txbox.leases.handlers import is_coroutine_function, refuse_unfinished
 
 AT_ONCE = 8
 """Messages of one call that an ``AsyncFunctionPublisher`` has under way together."""
@@ -136,7 +136,7 @@ class FunctionPublisher:
         Raises:
             InvalidConfiguration: it is a coroutine function, which would never be awaited.
         """
-        if inspect.iscoroutinefunction(function):
+        if is_coroutine_function(function):
             raise InvalidConfiguration("FunctionPublisher.function is a coroutine function: use AsyncFunctionPublisher")
         self._function = function
 
