@@ -104,9 +104,11 @@ async def run_on(connection_or_session: Any, work: Callable[..., T], *args: Any,
     if isinstance(connection_or_session, psycopg.AsyncConnection):
         return await run_in_greenlet(work, PsycopgConnection(connection_or_session), *args, **kwargs)
     if not _is_async(connection_or_session):
+        for_functions = isinstance(connection_or_session, Connection | Session | scoped_session | psycopg.Connection)
+        remedy = ": for that, take the class without Async in its name" if for_functions else ""
         raise TypeError(
             "an AsyncConnection or AsyncSession of SQLAlchemy, or an AsyncConnection of psycopg, is needed, not "
-            f"{type(connection_or_session).__name__}: for that, take the class without Async in its name"
+            f"{type(connection_or_session).__name__}{remedy}"
         )
     done: T = await connection_or_session.run_sync(work, *args, **kwargs)
     return done

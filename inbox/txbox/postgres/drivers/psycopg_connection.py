@@ -65,8 +65,16 @@ class PsycopgConnection:
     def commits_by_itself(self) -> bool:
         """Whether each statement is a transaction of its own."""
         driver = self.driver_connection
+        if not driver.autocommit:
+            return False
+        if driver.pgconn.transaction_status == TransactionStatus.ACTIVE:  # in a pipeline, until its answers are here
+            if isinstance(driver, psycopg.AsyncConnection):
+                wait_for(_sync_async(driver))
+            else:
+                with driver.pipeline():
+                    pass
         # A block `with connection.transaction()` begins one in autocommit mode, too.
-        return driver.autocommit and driver.pgconn.transaction_status == TransactionStatus.IDLE
+        return driver.pgconn.transaction_status == TransactionStatus.IDLE
 
     def exec_driver_sql(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
         """Run a statement, and return its rows."""
@@ -120,6 +128,11 @@ async def _run_async(driver: "psycopg.AsyncConnection[Any]", sql: str, parameter
         async with driver.pipeline() if _is_in_pipeline(driver) else nullcontext():
             await cursor.execute(_encoded(sql, driver), parameters)
         return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
+
+
+async def _sync_async(driver: "psycopg.AsyncConnection[Any]") -> None:
+    async with driver.pipeline():
+        pass
 
 
 def _is_in_pipeline(driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:

@@ -6,7 +6,7 @@ from sqlalchemy import Engine, make_url
 
 import txbox_migrations
 from support.txbox.inbox import recorded
-from txbox import AsyncInbox, AsyncOutbox, Inbox, InFlight, Outbox
+from txbox import AsyncInbox, AsyncOutbox, Inbox, InFlight, NotInTransaction, Outbox
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +39,30 @@ async def test_in_an_async_pipeline_too(engine: Engine, conninfo: str) -> None:
         assert await inbox.record(connection, "m-1") is False
         await AsyncOutbox().publish(connection, "own:somewhere", "body")
     assert recorded(engine) == [("billing", "m-1")]
+
+
+def test_a_pipeline_that_commits_by_itself_is_refused_whatever_is_under_way(engine: Engine, conninfo: str) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        with connection.pipeline():
+            connection.execute("SELECT 1")
+            with pytest.raises(NotInTransaction):
+                Inbox("billing").record(connection, "m-1")
+        with connection.pipeline(), connection.transaction():
+            connection.execute("SELECT 1")
+            assert Inbox("billing").record(connection, "m-2") is True
+    assert recorded(engine) == [("billing", "m-2")]
+
+
+async def test_so_is_an_async_one(engine: Engine, conninfo: str) -> None:
+    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
+        async with connection.pipeline():
+            await connection.execute("SELECT 1")
+            with pytest.raises(NotInTransaction):
+                await AsyncInbox("billing").record(connection, "m-1")
+        async with connection.pipeline(), connection.transaction():
+            await connection.execute("SELECT 1")
+            assert await AsyncInbox("billing").record(connection, "m-2") is True
+    assert recorded(engine) == [("billing", "m-2")]
 
 
 @pytest.mark.parametrize("encoding", ["latin1", "sql_ascii"])
