@@ -90,6 +90,9 @@ def refuse_for_coroutines(session: "Session | scoped_session[Any]", mapper: Any 
         raise _for_coroutines(session)
 
 
+_FOR_FUNCTIONS = (Connection, Engine, Session, scoped_session, psycopg.Connection)
+
+
 async def run_on(connection_or_session: Any, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Run a function of ours on what holds a coroutine's transaction, and return what it returns.
 
@@ -104,7 +107,7 @@ async def run_on(connection_or_session: Any, work: Callable[..., T], *args: Any,
     if isinstance(connection_or_session, psycopg.AsyncConnection):
         return await run_in_greenlet(work, PsycopgConnection(connection_or_session), *args, **kwargs)
     if not _is_async(connection_or_session):
-        for_functions = isinstance(connection_or_session, Connection | Session | scoped_session | psycopg.Connection)
+        for_functions = isinstance(connection_or_session, _FOR_FUNCTIONS)
         remedy = ": for that, take the class without Async in its name" if for_functions else ""
         raise TypeError(
             "an AsyncConnection or AsyncSession of SQLAlchemy, or an AsyncConnection of psycopg, is needed, not "

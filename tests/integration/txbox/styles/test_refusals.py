@@ -51,6 +51,8 @@ async def test_coroutines_name_the_classes_for_functions(engine: Engine) -> None
                 await AsyncInbox("billing").record(given, "m-1")  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="without Async in its name"):
                 await AsyncOutbox().publish(given, "own:somewhere", "body")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is needed, not AsyncEngine$"):
+        await AsyncInbox("billing").record(create_async_engine(engine.url), "m-1")  # type: ignore[arg-type]
 
 
 def test_mapped_classes_need_sqlalchemy(engine: Engine) -> None:
