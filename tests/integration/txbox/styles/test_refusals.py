@@ -51,7 +51,7 @@ async def test_coroutines_name_the_classes_for_functions(engine: Engine) -> None
                 await AsyncInbox("billing").record(given, "m-1")  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="without Async in its name"):
                 await AsyncOutbox().publish(given, "own:somewhere", "body")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="is needed, not AsyncEngine$"):
+    with pytest.raises(TypeError, match=r"is needed, not AsyncEngine$"):
         await AsyncInbox("billing").record(create_async_engine(engine.url), "m-1")  # type: ignore[arg-type]
 
 
