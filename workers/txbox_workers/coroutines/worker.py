@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import logging
+import math
 import signal
 import threading
 import time
@@ -142,9 +143,7 @@ class AsyncWorker:
         except CallCancelled:  # a check, by _end_start
             return True
         except asyncio.CancelledError:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CANCEL_SECONDS):
-                    await self._end_start(call)
+            await _until_done(call, CANCEL_SECONDS, self._tell_start)
             if call.done():
                 call.exception()  # or else asyncio would say that it was never looked at
             await self._give_up(None)
@@ -155,23 +154,20 @@ class AsyncWorker:
     async def _end_start(self, call: "asyncio.Future[bool]") -> None:
         """Tell a start to stop, until it has ended, or is left alone."""
         while not call.done():
-            self._worker.end_start()
-            if not self.running:  # once it is, a report may be under way
-                self._calls.cancel_calls()
+            self._tell_start()
             await asyncio.wait([call], timeout=LOOK_SECONDS)
+
+    def _tell_start(self) -> None:
+        self._worker.end_start()
+        if not self.running:  # once it is, a report may be under way
+            self._calls.cancel_calls()
 
     async def _give_up(self, stopped: "asyncio.Future[bool] | None") -> None:
         """Cancel what is under way, and wait for its end; ``stopped``: a stop that waits for that already."""
         self._worker.call_off()  # before the batches end, which are not to say that the database is lost
         if stopped is None:
             stopped = asyncio.ensure_future(self.stop(CANCEL_SECONDS))
-        ends_at = time.monotonic() + CANCEL_SECONDS
-        while not stopped.done() and time.monotonic() < ends_at:
-            self._calls.cancel_batches()
-            try:
-                await asyncio.wait([stopped], timeout=LOOK_SECONDS)
-            except asyncio.CancelledError:
-                continue  # once more: the transactions are rolling back already
+        await _until_done(stopped, CANCEL_SECONDS, self._calls.cancel_batches)
         if ids := self._worker.under_way():
             _log.warning(
                 "%s: cancelled %g s ago, and the handlers of these messages have not ended: %s; what they do may still "
@@ -199,10 +195,23 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
-        await asyncio.wait([call])
+        await _until_done(call)
         if not call.cancelled():
             call.exception()  # or else asyncio would say that it was never looked at
         raise
+
+
+async def _until_done(
+    call: "asyncio.Future[Any]", seconds: float = math.inf, look: Callable[[], object] = lambda: None
+) -> None:
+    """Wait for the end of a call, for so long, however often this is cancelled: anyio does that again and again."""
+    ends_at = time.monotonic() + seconds
+    while not call.done() and time.monotonic() < ends_at:
+        look()
+        try:
+            await asyncio.wait([call], timeout=LOOK_SECONDS)
+        except asyncio.CancelledError:
+            continue
 
 
 def _call_in_thread(function: Callable[[], Any]) -> "asyncio.Future[Any]":

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txbox import Expired, InFlight, InvalidMessageId, MalformedMessage, Mismatch
@@ -33,20 +34,21 @@ def is_cancellation(error: BaseException) -> bool:
     A handler that raises CancelledError by itself has failed. One that is cancelled may raise another error: its
     cleaning up finds a connection that cannot be used any more.
     """
-    return is_cancelled() and _comes_of_cancelling(error)
+    return is_cancelled() and any(isinstance(one, asyncio.CancelledError) for one in _with_contexts(error))
 
 
 def is_own_cancellation(error: BaseException) -> bool:
     """Whether a handler's error comes of it that it has cancelled its own wait, as ``asyncio.timeout`` does.
 
     SQLAlchemy invalidates the connection of a statement that is cancelled. What it says of a session that a handler
-    goes on with after that is another error.
+    goes on with after that is another error; so is a connection that is lost after a wait that was cancelled.
     """
-    return not isinstance(error, SQLAlchemyError) and _comes_of_cancelling(error)
-
-
-def _comes_of_cancelling(error: BaseException) -> bool:
-    return any(isinstance(one, asyncio.CancelledError) for one in _with_contexts(error))
+    for one in _with_contexts(error):
+        if isinstance(one, SQLAlchemyError | psycopg.Error):
+            return False
+        if isinstance(one, asyncio.CancelledError):
+            return True
+    return False
 
 
 def _with_contexts(error: BaseException) -> Iterator[BaseException]:

@@ -6,6 +6,7 @@ import socket
 import threading
 from typing import Any
 
+import anyio
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -104,6 +105,25 @@ def test_a_start_that_is_cancelled_waits_for_its_source_no_longer_than_a_while(
 
     asyncio.run(run())
     wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("txbox-start")])
+
+
+def test_a_start_that_is_cancelled_again_and_again_has_ended_when_run_has(
+    business: Business, async_engine: Engines
+) -> None:
+    source = HangingSource(messages("a"))
+
+    async def run() -> None:
+        async with async_engine() as engine:
+            worker = make(source, engine)
+            with anyio.move_on_after(0.2):  # cancels in each turn of the loop
+                threading.Timer(0.6, source.may_open.set).start()
+                await worker.run()
+            assert source.may_open.is_set()
+            assert not worker.running
+            assert not [one for one in threading.enumerate() if one.name == "txbox-start"]
+
+    asyncio.run(run())
+    assert business.applied() == once("")
 
 
 def test_a_handler_that_swallows_its_cancellation_is_named(

@@ -1,5 +1,6 @@
 """Outages between the worker and its servers: nothing is lost, nothing is applied twice, nobody is parked for it."""
 
+import asyncio
 import shutil
 import tempfile
 import threading
@@ -11,6 +12,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from support.aws.queues import held, send, wait_until_empty
@@ -133,6 +135,34 @@ def test_a_connection_that_is_lost_in_the_handler_is_not_the_handler_s_failure(
     with at_work(make(source, proxied, handle)):
         assert source.wait_until_empty(20)
     settled_exactly_once(business, "a", "b", "c")
+
+
+def test_nor_is_one_that_is_lost_after_a_wait_that_was_cut_short(
+    proxy: TcpProxy, proxied: Engine, business: Business
+) -> None:
+    runs = []
+
+    def handle(session: Session, message: Message) -> None:
+        pay(session, message)
+        runs.append(message.id)
+        if len(runs) > 1:
+            return
+        try:  # as asyncio.timeout does it
+            try:
+                raise asyncio.CancelledError
+            except asyncio.CancelledError as cancelled:
+                raise TimeoutError from cancelled
+        except TimeoutError:
+            proxy.cut()
+            try:
+                session.execute(text("SELECT 1"))
+            except DBAPIError as lost:
+                raise RuntimeError("the repository") from lost
+
+    source = MemorySource(messages("a"))
+    with at_work(make(source, proxied, handle, max_attempts=1)):
+        assert source.wait_until_empty(20)
+    settled_exactly_once(business, "a")
 
 
 def test_a_database_that_refuses_for_a_while_is_waited_for(
