@@ -88,7 +88,7 @@ class NotInTransaction(TxboxError):
     def __init__(self) -> None:
         super().__init__(
             "the connection is in autocommit mode: the record would commit without the business update; "
-            "use a connection or session whose isolation level is not AUTOCOMMIT"
+            "use a connection or session whose isolation level is not AUTOCOMMIT; with Django, transaction.atomic()"
         )
 
 
@@ -324,7 +324,7 @@ class TransactionAborted(TransactionEnded):
         TxboxError.__init__(
             self,
             "a statement failed and the handler went on, but Postgres has already undone everything; let the error "
-            "out, or run the statement within session.begin_nested()",
+            "out, or run the statement within a savepoint: session.begin_nested(), or Django's transaction.atomic()",
         )
 
 

@@ -6,7 +6,7 @@
     txbox             └─ BEGIN ── record the id ── body ── COMMIT ──┘
                           └ a duplicate: no body
                           └ another transaction has it, or no database: sent again for later, under its id
-                          └ a dead letter, another body, too old: the task fails, and is not retried
+                          └ a dead letter, another body, too old, no tables: the task fails, and is not retried
 
 A body returns nothing: what it returned could not be told again of a duplicate, whose own process may have died before
 it stored a result or sent what follows in a chain. Without results, each run that ends well ends in the same way, and
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
@@ -32,10 +33,21 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from txbox import Expired, Inbox, InFlight, InvalidConfiguration, InvalidMessageId, Message, Mismatch, TxboxError
+from txbox import (
+    Expired,
+    Inbox,
+    InFlight,
+    InvalidConfiguration,
+    InvalidMessageId,
+    Message,
+    Mismatch,
+    SchemaMissing,
+    TxboxError,
+)
 from txbox.instrumentation.logs import log_event
 from txbox.leases.handlers import signature_of
 from txbox_workers.delivery import Delivery
+from txbox_workers.handlers import refuse_unfinishable
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
@@ -46,6 +58,9 @@ AGAIN_SECONDS = 5.0
 
 STABLE = (bytes, date, time, timedelta, Decimal, UUID)
 """Types of arguments, besides those of JSON, whose text is the same in each process."""
+
+OWN_OPTIONS = ("message_id", "again_seconds", "bind", "inbox", "engine")
+"""Celery takes any option as an attribute of the task, so a misspelt one of these would do nothing, in silence."""
 
 Body = Callable[..., None]
 
@@ -86,14 +101,16 @@ def inbox_task(
         options: those of ``app.task``. ``acks_late`` and ``reject_on_worker_lost`` are True.
 
     A task whose message waits as a dead letter fails with ``MessageParked``; one whose id came with other arguments, or
-    is too old to judge, with ``Mismatch`` or ``Expired``. No body is run, and ``autoretry_for`` does not hold for them.
+    is too old to judge, with ``Mismatch`` or ``Expired``; without our tables, each one with ``SchemaMissing``. No body
+    is run, and ``autoretry_for`` does not hold for them.
 
     Returns:
         A decorator of ``body(session, …)``, which returns None and leaves commit and rollback alone; ``session`` is in
         the transaction that has recorded the message.
 
     Raises:
-        InvalidConfiguration: an option cannot work.
+        InvalidConfiguration: an option, or the body, cannot work.
+        TypeError: an option is nearly one of these, and none of Celery's.
     """
     for name in ("acks_late", "reject_on_worker_lost"):
         if not options.setdefault(name, True):
@@ -101,6 +118,10 @@ def inbox_task(
     if again_seconds <= 0:
         raise InvalidConfiguration(f"inbox_task.again_seconds must be more than 0, not {again_seconds!r}")
     base = options.get("base") or app.Task
+    for name in options:
+        meant = get_close_matches(name, OWN_OPTIONS, n=1, cutoff=0.75)
+        if meant and not hasattr(base, name):
+            raise TypeError(f"inbox_task has no option {name}; did you mean {meant[0]}?")
     kept = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
     options["dont_autoretry_for"] = (*kept, *NOT_RETRIED)
     options["base"] = type("InboxTask", (_RetriesThatAreNotLost, base), {})
@@ -120,6 +141,8 @@ def inbox_task(
             try:
                 work.do(call, given_id)
             except (InFlight, DatabaseUnavailable) as error:
+                if isinstance(error.__cause__, SchemaMissing):
+                    raise error.__cause__ from None  # it stays missing until somebody makes it, and is to be seen
                 _send_again(task, again_seconds, error)
             except SoftTimeLimitExceeded as error:
                 if not call.has_returned:
@@ -132,7 +155,7 @@ def inbox_task(
     return decorate
 
 
-NOT_RETRIED = (Expired, InvalidMessageId, MessageParked, Mismatch, Reject)
+NOT_RETRIED = (Expired, InvalidMessageId, MessageParked, Mismatch, Reject, SchemaMissing)
 """What ``autoretry_for`` leaves alone: another try would end in the same way; a Reject is to reach the broker."""
 
 
@@ -163,15 +186,16 @@ class _Work:
     """Runs the body of one task in the transactions of its inbox."""
 
     def __init__(self, body: Body, *, inbox: Inbox, engine: Engine, seconds: float | None, bind: bool) -> None:
+        refuse_unfinishable(body, "inbox_task's body")
         self._body = body
         self._bind = bind
-        self._fingerprint = inbox.fingerprint
         signature = signature_of(body)
         assert signature is not None  # noqa: S101 - for the type checker: a function of Python has one
         own = list(signature.parameters.values())
         task = [] if bind else [inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         del own[bind : bind + 1]  # the session
         self.signature = signature.replace(parameters=[*task, *own])
+        valid = ValidOptions(of="inbox_task", inbox=inbox, engine=engine, handler=self._run, transactions="message")
         context = ProcessorContext(
             subscriber_id=inbox.subscriber_id,
             source_name="celery",
@@ -180,7 +204,7 @@ class _Work:
             stopping=threading.Event(),
             limit=lambda: seconds,
         )
-        valid = ValidOptions(of="inbox_task", inbox=inbox, engine=engine, handler=self._run, transactions="message")
+        self._fingerprint = inbox.fingerprint
         self._transactions = HandlerTransactions(valid, context)
         # A process that was forked must not use its parent's connections.
         worker_process_init.connect(lambda **_: engine.dispose(close=False), weak=False)

@@ -12,11 +12,12 @@ on who has it::
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import psycopg
 from django.db import DatabaseError, connections
 from psycopg.adapt import AdaptersMap
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Dialect, Engine, create_engine
 
 from txbox import InvalidConfiguration
 from txbox.postgres.engines import adopt, complete
@@ -38,7 +39,19 @@ def database_engine(using: str = "default", **options: Any) -> Engine:
     backend = connections[using]
     if backend.vendor != "postgresql":
         raise InvalidConfiguration(f"DATABASES[{using!r}] must be a PostgreSQL, not {backend.vendor}")
-    return adopt(create_engine("postgresql+psycopg://", creator=lambda: _connect(using), **options))
+    engine = create_engine("postgresql+psycopg://", creator=lambda: _connect(using), **options)
+    _lendable.add(engine.dialect)
+    return adopt(engine)
+
+
+def require_lendable(engine: Any, name: str) -> None:
+    """Refuse, with ``InvalidConfiguration``, an engine that ``database_engine`` has not made."""
+    if getattr(engine, "dialect", None) not in _lendable:
+        raise InvalidConfiguration(f"{name} must be one that txbox_django.database_engine makes, for Django's ORM")
+
+
+_lendable: WeakSet[Dialect] = WeakSet()
+"""Of engines whose connections can be lent; one with ``execution_options`` has the same dialect."""
 
 
 class LendableConnection(psycopg.Connection[Any]):
@@ -67,10 +80,6 @@ def lent(driver: Any, using: str) -> Iterator[Any]:
 
     To Django it is one without autocommit: the end of an ``atomic`` block commits nothing there.
     """
-    if not isinstance(driver, LendableConnection):
-        raise InvalidConfiguration(
-            "a handler with Django's ORM needs the engine that txbox_django.database_engine makes"
-        )
     wrapper = connections.create_connection(using)
     wrapper.connection = driver
     wrapper.autocommit = False

@@ -17,13 +17,19 @@ from sqlalchemy.orm import Session
 
 from txbox import InvalidConfiguration, TransactionAborted
 from txbox.instrumentation import Committed, Event
-from txbox.leases.handlers import signature_of
-from txbox_django.engine import database_engine, lent
-from txbox_workers.handlers import refuse_unfit
+from txbox.leases.handlers import refuse_unfinished, signature_of
+from txbox_django.engine import database_engine, lent, require_lendable
+from txbox_workers.handlers import refuse_unfinishable, refuse_unfit
 from txbox_workers.message_arguments import takes_both
 from txbox_workers.worker import Worker
 
 W = TypeVar("W", bound=Worker)
+
+ASYNC_TO_SYNC = (
+    "call asgiref's async_to_sync(…)(…) in a plain function; with asyncio.run the ORM would work in another thread, "
+    "outside of the worker's transaction"
+)
+"""What to do about a coroutine function."""
 
 
 def orm_worker(
@@ -55,15 +61,19 @@ def orm_worker(
         InvalidConfiguration: an option cannot work.
     """
     of = worker_class.__name__
+    if not issubclass(worker_class, Worker):
+        raise InvalidConfiguration(f"orm_worker takes SqsWorker or Worker, not {of}: Django has no async transactions")
     if (handler is None) == (batch_handler is None):
         raise InvalidConfiguration(f"{of} needs one of handler and batch_handler")
     given, name = (handler, "handler") if batch_handler is None else (batch_handler, "batch_handler")
     batches = batch_handler is not None
     wanted = "value, message" if takes_both(given, after=0, batches=batches) else "messages" if batches else "message"
+    refuse_unfinishable(given, f"{of}.{name}", ASYNC_TO_SYNC)
     refuse_unfit(given, f"{of}.{name}", wanted, ledger=options.get("ledger") is not None)
     transactions = OrmTransactions(using)
     if engine is None:  # each thread has one connection, and reports have one
         engine = database_engine(using, pool_size=options.get("threads", 1) + 1)
+    require_lendable(engine, f"{of}.engine")
     options[name] = transactions.wrap(given)
     options["hooks"] = [transactions.committed, *options.get("hooks", ())]
     return worker_class(source, engine=engine, **options)
@@ -107,6 +117,7 @@ class OrmTransactions:
         with lent(connection.connection.dbapi_connection, self._using) as wrapper:
             with transaction.atomic(self._using, savepoint=False):
                 result = work()
+                refuse_unfinished(result, instead=ASYNC_TO_SYNC)
             if wrapper.needs_rollback:
                 raise TransactionAborted
             self._local.callbacks += [function for _, function, _ in wrapper.run_on_commit]

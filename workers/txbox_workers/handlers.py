@@ -57,11 +57,10 @@ class SessionFactory(Protocol):
         """Make a session that works in the transaction of this connection."""
 
 
-def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
-    """Refuse, with ``InvalidConfiguration``, what cannot be called as it will be, or would return before it has run.
+def refuse_unfinishable(handler: Any, name: str, instead: str = "call asyncio.run(…) in a plain function") -> None:
+    """Refuse, with ``InvalidConfiguration``, what is no function, or would return before it has run.
 
-    ``name`` is that of the argument, and ``wanted`` says how it is called, such as ``session, message``. With a
-    ``ledger`` there is a lease for a handler that names it.
+    ``name`` is that of the argument; ``instead`` says what to do with a coroutine function.
     """
     if not callable(handler):
         raise InvalidConfiguration(f"{name} must be a function, not {type(handler).__name__}")
@@ -69,8 +68,17 @@ def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
     if is_coroutine_function(handler) or any(kind(part) for part in parts for kind in _UNFINISHED):
         raise InvalidConfiguration(
             f"{name} must be a plain function: a coroutine function or a generator would return before it "
-            "has run; call asyncio.run(…) in a plain function"
+            f"has run; {instead}"
         )
+
+
+def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
+    """Refuse, with ``InvalidConfiguration``, what cannot be called as it will be, or would return before it has run.
+
+    ``name`` is that of the argument, and ``wanted`` says how it is called, such as ``session, message``. With a
+    ``ledger`` there is a lease for a handler that names it.
+    """
+    refuse_unfinishable(handler, name)
     signature = signature_of(handler)
     if signature is None:
         return

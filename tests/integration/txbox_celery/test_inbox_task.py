@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from support.txbox.horizon import LONG_AGO, id_of, move_horizon
 from support.workers.business import APPLY, Business
-from txbox import Expired, Inbox, Mismatch
+from txbox import AsyncInbox, Expired, Inbox, InvalidConfiguration, Mismatch, SchemaMissing
 from txbox_celery import MessageParked, inbox_task
 
 
@@ -77,7 +77,7 @@ def test_a_retry_that_cannot_be_sent_goes_back_to_the_broker(
     assert business.applied() == {}
 
 
-@pytest.mark.parametrize("error", [MessageParked, Mismatch, Expired])
+@pytest.mark.parametrize("error", [MessageParked, Mismatch, Expired, SchemaMissing])
 def test_what_is_not_to_be_run_fails_and_is_not_retried(
     app: Celery, engine: Engine, business: Business, error: type[Exception]
 ) -> None:
@@ -89,6 +89,9 @@ def test_what_is_not_to_be_run_fails_and_is_not_retried(
 
     if error is Expired:
         move_horizon(engine)
+    elif error is SchemaMissing:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE processed_message CASCADE")
     else:
         with engine.begin() as connection:
             inbox.record(connection, task_id, b"another" if error is Mismatch else b"[[], {}]")
@@ -111,3 +114,34 @@ def test_only_an_inbox_with_fingerprints_needs_arguments_of_a_stable_form(app: C
             strict.apply((goods,), task_id=f"{number}").get()
     for _ in range(2):
         assert strict.apply(([Decimal(1), datetime(2026, 1, 2, tzinfo=UTC)],), task_id="stable").get() is None
+
+
+@pytest.mark.parametrize(("near", "right"), [("mesage_id", "message_id"), ("binds", "bind")])
+def test_a_misspelt_option_is_refused(app: Celery, engine: Engine, near: str, right: str) -> None:
+    with pytest.raises(TypeError, match=f"no option {near}; did you mean {right}"):
+        inbox_task(app, inbox=Inbox("billing"), engine=engine, **{near: None})  # type: ignore[arg-type]
+
+
+async def coroutine(_session: Session) -> None: ...
+
+
+def generator(_session: Session) -> Iterator[None]:
+    yield
+
+
+def plain(_session: Session) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("inbox", "body", "says"),
+    [
+        (Inbox("billing"), coroutine, "must be a plain function"),
+        (Inbox("billing"), generator, "must be a plain function"),
+        (AsyncInbox("billing"), plain, "must be an Inbox, not AsyncInbox"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_decoration(
+    app: Celery, engine: Engine, inbox: Any, body: Any, says: str
+) -> None:
+    with pytest.raises(InvalidConfiguration, match=says):
+        inbox_task(app, inbox=inbox, engine=engine)(body)

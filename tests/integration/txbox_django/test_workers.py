@@ -17,6 +17,7 @@ from support.django_shop import project
 from support.workers.business import Business
 from support.workers.memory_worker import AT_ONCE, at_work, numbered
 from txbox import Inbox, InvalidConfiguration, Message, Outbox
+from txbox_aws.sqs import AsyncSqsWorker
 from txbox_django import orm_worker
 from txbox_django.engine import lent
 from txbox_workers.memory_source import MemorySource
@@ -238,6 +239,27 @@ async def coroutine(message: Message) -> None: ...
 def test_what_cannot_be_a_handler_is_refused(lendable: Engine, handlers: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfiguration, match="Worker"):
         orm_worker(Worker, MemorySource(), inbox=Inbox("billing"), engine=lendable, **handlers)
+
+
+def test_a_coroutine_is_told_of_async_to_sync(lendable: Engine) -> None:
+    with pytest.raises(InvalidConfiguration, match="async_to_sync") as refused:
+        orm_worker(Worker, MemorySource(), inbox=Inbox("billing"), engine=lendable, handler=coroutine)
+    assert "call asyncio.run" not in str(refused.value)
+
+
+def test_an_engine_that_cannot_be_lent_is_refused_at_once(engine: Engine) -> None:
+    with pytest.raises(InvalidConfiguration, match="database_engine"):
+        orm_worker(Worker, MemorySource(), inbox=Inbox("billing"), engine=engine, handler=purchase)
+
+
+def test_an_engine_of_django_s_with_options_can_be_lent(lendable: Engine) -> None:
+    serializable = lendable.execution_options(isolation_level="SERIALIZABLE")
+    orm_worker(Worker, MemorySource(), inbox=Inbox("billing"), engine=serializable, handler=purchase)
+
+
+def test_a_worker_of_coroutines_is_refused_by_the_names_of_those_that_are_taken(lendable: Engine) -> None:
+    with pytest.raises(InvalidConfiguration, match="SqsWorker or Worker, not AsyncSqsWorker"):
+        orm_worker(AsyncSqsWorker, "url", inbox=Inbox("billing"), engine=lendable, handler=purchase)  # type: ignore[type-var]
 
 
 def test_a_coroutine_with_the_orm_s_async_methods_is_in_the_transaction(work_off: WorkOff) -> None:
