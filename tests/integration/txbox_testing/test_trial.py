@@ -289,3 +289,15 @@ def test_why_the_second_undisturbed_delivery_has_failed_is_said(engine: Engine) 
 
     with pytest.raises(ValueError, match=r'for the second time, from the same rows, p-1 is .*"once" already exists'):
         try_every_point(handler, PURCHASE, engine=engine)
+
+
+def test_a_foreign_key_to_a_serial_number_may_differ_too(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE receipt (booking bigint REFERENCES booking (number))")
+
+    def handler(session: Any, message: Message) -> None:
+        session.execute(BOOK, {"note": message.id})
+        session.execute(text("INSERT INTO receipt SELECT max(number) FROM booking"))
+
+    report = try_every_point(handler, PURCHASE, engine=engine, faults=[duplicate()])
+    assert report.ignored == ("booking.at", "booking.number", "receipt.booking")
