@@ -1,9 +1,7 @@
 """The database of a trial, seen over a connection of its own: what it holds, and how it comes back to what it held."""
 
-import json
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import psycopg
@@ -13,16 +11,10 @@ from sqlalchemy import Engine, NullPool, create_engine
 from txbox import InvalidConfiguration
 from txbox.postgres.sql_files import SqlFile
 from txbox.schema import TABLE_NAMES
+from txbox_testing.comparison import Row, State, changing_columns
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
-
-Row = Mapping[str, Any]
-State = Mapping[str, list[Row]]
-"""The rows of each table, by its name."""
-
-Differences = dict[str, tuple[list[str], list[str]]]
-"""Of each table that differs: the rows that are missing, and those that are too many."""
 
 COMPARED = frozenset({"outbox_message", "dead_letter", "aggregate_watermark"})
 """The tables of txbox in which an effect may be; the others hold how often something was tried, and where."""
@@ -41,6 +33,7 @@ class TrialStatements(SqlFile, file="database.sql"):
     """The statements of ``database.sql``."""
 
     list_tables: str
+    list_columns: str
     end_sessions: str
     ignore_constraints: str
 
@@ -109,10 +102,38 @@ class TrialDatabase:
             # What a bulk load has staged, and left, is swept later.
             ours = table in self._ours or table.startswith(f"{self.prefix}bulk_load_")
             if not (beside_inbox and ours):
-                shown = table if schema == "public" else f"{schema}.{table}"
                 rows = self.driver.execute(READ.format(sql.Identifier(schema, table)))
-                state[shown] = [row for (row,) in rows]
+                state[_shown(schema, table)] = [row for (row,) in rows]
         return state
+
+    def left_out(self, one: State, other: State, ignore: Collection[str]) -> dict[str, frozenset[str]]:
+        """Return the columns of each table that are not compared.
+
+        Args:
+            one: what an undisturbed delivery led to.
+            other: what another one led to. A column that differs between them is left out if it varies by its nature,
+                as times and serial numbers do, or is one of txbox's own tables.
+            ignore: columns that are left out anyway, as ``table.column``.
+
+        Raises:
+            InvalidConfiguration: one of them does not exist.
+        """
+        listed = self.driver.execute(self._statements.list_columns).fetchall()
+        if unknown := set(ignore) - {f"{_shown(schema, table)}.{column}" for schema, table, column, _ in listed}:
+            raise InvalidConfiguration(f"ignore: there is no column {', '.join(sorted(unknown))}; write table.column")
+        ours = {
+            (schema, table)
+            for schema, table, beside_inbox in self._listed()
+            if beside_inbox and table in {f"{self.prefix}{name}" for name in COMPARED}
+        }
+        changing = changing_columns(one, other)
+        result: dict[str, set[str]] = {}
+        for schema, table, column, varies in listed:
+            shown = _shown(schema, table)
+            natural = varies or (schema, table) in ours
+            if (natural and column in changing.get(shown, ())) or f"{shown}.{column}" in ignore:
+                result.setdefault(shown, set()).add(column)
+        return {table: frozenset(result[table]) for table in sorted(result)}
 
     def end_sessions(self) -> None:
         """End all other sessions, as Postgres does when their clients have died, and wait until they have ended."""
@@ -133,37 +154,8 @@ class TrialDatabase:
             return b"".join(bytes(part) for part in copy)
 
 
-def changing_columns(one: State, other: State) -> dict[str, frozenset[str]]:
-    """Return the columns whose values differ between two states that should be the same, such as times and serials."""
-    return {
-        table: frozenset(
-            column
-            for column in {name for row in (*rows, *other.get(table, ())) for name in row}
-            if Counter(_text(row.get(column)) for row in rows)
-            != Counter(_text(row.get(column)) for row in other.get(table, ()))
-        )
-        for table, rows in one.items()
-    }
-
-
-def differences(expected: State, found: State, ignored: Mapping[str, frozenset[str]]) -> Differences:
-    """Compare states, without some columns of each table."""
-    result: Differences = {}
-    for table in sorted(expected.keys() | found.keys()):
-        leave_out = ignored.get(table, frozenset())
-        wanted = _bag(expected.get(table, ()), leave_out)
-        has = _bag(found.get(table, ()), leave_out)
-        if wanted != has:
-            result[table] = (sorted((wanted - has).elements()), sorted((has - wanted).elements()))
-    return result
-
-
-def _bag(rows: Iterable[Row], leave_out: frozenset[str]) -> Counter[str]:
-    return Counter(_text({name: value for name, value in row.items() if name not in leave_out}) for row in rows)
-
-
-def _text(value: object) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+def _shown(schema: str, table: str) -> str:
+    return table if schema == "public" else f"{schema}.{table}"
 
 
 def where_txbox_is(options: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -77,6 +77,7 @@ def deliver(
     Raises:
         InvalidConfiguration: an option cannot work, or the fault could not happen to this handler.
         NotSettled: they were not settled in time.
+        TypeError: something else than a message is to be delivered.
     """
     if fault is not None and fault.of != "worker":
         raise InvalidConfiguration(f"{fault.name} befalls a {fault.of}, not a worker")

@@ -1,17 +1,18 @@
 """Do a bulk load that dies on the way, or try one at every place where it may die."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from sqlalchemy import Engine
 
 from txbox import InvalidConfiguration
-from txbox_testing.database import State, TrialDatabase, changing_columns, differences
+from txbox_testing.comparison import State, unlike, values_of
+from txbox_testing.database import TrialDatabase
 from txbox_testing.faults import Fault, crash_at
 from txbox_testing.stages.load_stage import LoadStage
 from txbox_testing.stages.stage import quiet
-from txbox_testing.trial import NotIdempotent, PointResult, TrialReport, lines_of
+from txbox_testing.trial import NotIdempotent, PointResult, TrialReport
 
 Load = Callable[..., Any]
 
@@ -64,7 +65,9 @@ def load(
         return stage.report
 
 
-def try_every_point_of_load(load: Load, *, engine: Engine, schema: str | None = None, prefix: str = "") -> TrialReport:
+def try_every_point_of_load(
+    load: Load, *, engine: Engine, ignore: Collection[str] = (), schema: str | None = None, prefix: str = ""
+) -> TrialReport:
     """Try a bulk load at every place where it may die, resumed and begun anew: none may lead to another state.
 
     It is done undisturbed, twice from the same rows, and then with each fault. Tables are compared, and brought back,
@@ -73,6 +76,7 @@ def try_every_point_of_load(load: Load, *, engine: Engine, schema: str | None = 
     Args:
         load: as for ``load``.
         engine: the database, with txbox's tables, and all that the load needs; as for ``try_every_point``.
+        ignore: columns that are left out, too, as ``table.column``.
         schema: the schema of txbox's tables; None: the search path.
         prefix: of their names.
 
@@ -94,20 +98,24 @@ def try_every_point_of_load(load: Load, *, engine: Engine, schema: str | None = 
             return stage, database.read(), happened
 
         try:
+            before = database.read()
             stage, expected, _ = run(LoadStage.settle)
             _, again, _ = run(LoadStage.settle)
-            ignored = {table: columns for table, columns in changing_columns(expected, again).items() if columns}
-            if unlike := lines_of(differences(expected, again, ignored)):
-                raise ValueError(f"two undisturbed loads from the same rows lead to different states: {unlike}")
+            ignored = database.left_out(expected, again, ignore)
+            if unequal := unlike(before, expected, again, ignored) + values_of(expected, again, ignored):
+                raise ValueError(
+                    f"two undisturbed loads from the same rows lead to different states: {'; '.join(unequal)}. Leave "
+                    'out a column whose values have to differ with ignore=("table.column",).'
+                )
             chunks = range(1, min(stage.report.chunks, MOST_CHUNKS) + 1)
             points = []
             for fault in (*(crash_at("merging", number) for number in chunks), crash_at("merged")):
                 for resumes in (True, False):
                     _, found, happened = run(fault.run, resumes=resumes)
                     how = "resumed" if resumes else "begun anew"
-                    unlike = lines_of(differences(expected, found, ignored))
+                    unequal = unlike(before, expected, found, ignored)
                     points.append(
-                        PointResult(f"{fault.name}, {how}", f"{fault.title}, and {how}", happened, tuple(unlike), ())
+                        PointResult(f"{fault.name}, {how}", f"{fault.title}, and {how}", happened, tuple(unequal), ())
                     )
         finally:
             database.restore()

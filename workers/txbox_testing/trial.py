@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine
 
 from txbox import Message, Outcome
-from txbox_testing.database import Differences, State, TrialDatabase, changing_columns, differences, where_txbox_is
+from txbox_testing.comparison import State, described, differences, plural, unlike, values_of
+from txbox_testing.database import TrialDatabase, where_txbox_is
 from txbox_testing.faults import (
     FAULT_ATTEMPTS,
     TIMEOUT_SECONDS,
@@ -43,13 +44,18 @@ SHARE_THE_ID = (
     "it the second time."
 )
 
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
 LOOK_BEFORE = (
     "Effects that are doubled may have happened in an attempt before: where lease.unknown_attempts is not 0, ask the "
     "receiver before you repeat one; or send them with message.id as their idempotency key, and have it refuse that "
     "the second time."
 )
+SAME_TWICE = (
+    "Empty what the handler keeps in memory with reset=…; leave out a column whose values have to differ, such as a "
+    'random text, with ignore=("table.column",).'
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
 
 
 class NotIdempotent(AssertionError):
@@ -90,7 +96,7 @@ class TrialReport:
     Attributes:
         handler: its name.
         points: what each fault has led to, in the order of a delivery's life.
-        ignored: the columns that were left out, as they differ after two undisturbed deliveries: ``table.column``.
+        ignored: the columns that were left out, as times and serial numbers are: ``table.column``.
         seconds: how long the trial has taken.
         leased: whether the handler works under a lease, without a transaction.
         of_load: whether it is of a bulk load.
@@ -130,7 +136,7 @@ class TrialReport:
             untried = ", ".join(point.name for point in self.points if not point.happened)
             lines.append(f"  could not happen to it: {untried}")
         if self.ignored:
-            lines.append(f"  left out, as they always differ: {', '.join(self.ignored)}")
+            lines.append(f"  left out, as they may differ: {', '.join(self.ignored)}")
         found = [difference for point in self.failed for difference in point.differences]
         if any(not difference.startswith(("effects", "not settled")) for difference in found):
             lines.append(SHARE_THE_CHUNK if self.of_load else SHARE_THE_TRANSACTION)
@@ -149,6 +155,7 @@ def try_every_point(
     effects: Effects = (),
     reset: Callable[[], object] | None = None,
     faults: Sequence[Fault] | None = None,
+    ignore: Collection[str] = (),
     batch: bool = False,
     timeout: float = TIMEOUT_SECONDS,
     **options: Any,
@@ -157,8 +164,9 @@ def try_every_point(
 
     The messages are delivered undisturbed, twice from the same rows, and then with each fault, and again until they are
     settled. Every table is compared, whoever has written to it, and so are the effects that are outside of it. Between
-    two points, every table is brought back to the rows that it had. Columns that differ after the two undisturbed
-    deliveries, such as times and serial numbers, are left out.
+    two points, every table is brought back to the rows that it had. The two undisturbed deliveries have to lead to the
+    same rows. What may differ between them is left out: times, UUIDs, serial and generated numbers, foreign keys to
+    these, and the columns of txbox's own tables.
 
     The trial needs the database for itself, and ends all its sessions; and a user that may set
     ``session_replication_role``, as a superuser may.
@@ -172,6 +180,7 @@ def try_every_point(
             what is new counts.
         reset: called before each point, such as to empty a fake.
         faults: which; None: all that can happen to this handler.
+        ignore: columns that are left out, too, such as a random text: ``("table.column",)``.
         batch: whether the handler is called once for all messages.
         timeout: seconds in which the messages have to be settled, for each fault.
         options: of ``txbox_workers.worker.Worker``; ``inbox`` is ``Inbox("test")`` by default.
@@ -181,14 +190,16 @@ def try_every_point(
 
     Raises:
         NotIdempotent: some have led to another state; it says which, and what differs.
-        ValueError: the handler fails undisturbed, or two undisturbed deliveries lead to different states.
+        ValueError: undisturbed, the handler fails or changes nothing, or two undisturbed deliveries differ: in the rows
+            that they lead to, or in how many rows they change and how many statements they run.
+        TypeError: something else than a message is to be delivered.
         InvalidConfiguration: an option cannot work, or the tables cannot be brought back.
     """
     begun = time.monotonic()
     options = {"max_attempts": FAULT_ATTEMPTS, **options}
     with TrialDatabase(engine, *where_txbox_is(options)) as database:
         arguments = {"engine": engine, "timeout": timeout, "batch": batch, "options": options}
-        trial = _Trial(handler, messages, database, _Effects(effects, reset), arguments)
+        trial = _Trial(handler, messages, database, _Effects(effects, reset), ignore, arguments)
         try:
             life = trial.learn()
             chosen = _faults_of(life, options) if faults is None else faults
@@ -213,44 +224,65 @@ class _Trial:
         messages: Sequence[Message],
         database: TrialDatabase,
         effects: "_Effects",
+        ignore: Collection[str],
         arguments: dict[str, Any],
     ) -> None:
         self._handler = handler
         self._messages = messages
         self._database = database
         self._effects = effects
+        self._ignore = ignore
         self._arguments = arguments
         self.ignored: dict[str, frozenset[str]] = {}
 
     def learn(self) -> Life:
         """Deliver twice undisturbed, to learn what is right, and what differs by itself; return the first life."""
-        stage, self._state, self._done, happened = self._run(_settle)
-        if not happened:
-            raise ValueError(f"undisturbed, it is not settled within {stage.timeout:g} s")
-        failed = [each for each in stage.settled if each.outcome is not Outcome.PROCESSED]
-        if failed:
-            known = "; it was processed before this trial" if failed[0].outcome is Outcome.DUPLICATE else ""
-            raise ValueError(f"undisturbed, {failed[0].message_id} is {failed[0].outcome}{known}") from failed[0].error
-        _, again, done_again, _ = self._run(_settle)
-        self.ignored = {table: columns for table, columns in changing_columns(self._state, again).items() if columns}
-        if differences(self._state, again, self.ignored) or len(done_again) != len(self._done):
+        self._before = self._database.read()
+        stage, self._state, self._done = self._undisturbed("undisturbed")
+        if not self._done and not differences(self._before, self._state, {}):
+            raise ValueError(
+                "undisturbed, it changed nothing: no row, and none of its effects; is an `await` missing, or are there "
+                "no rows for this message?"
+            )
+        second, again, done_again = self._undisturbed("undisturbed for the second time, from the same rows")
+        self.ignored = self._database.left_out(self._state, again, self._ignore)
+        unequal = unlike(self._before, self._state, again, self.ignored)
+        unequal += values_of(self._state, again, self.ignored)
+        ran, ran_again = (len(each.lives[0].statements) for each in (stage, second))
+        if ran != ran_again:
+            unequal.append(f"{plural(ran_again, 'statement')} run in place of {ran}")
+        if len(done_again) != len(self._done):
+            unequal += _effect_line(self._done, done_again, count_only=True)
+        if unequal:
             raise ValueError(
                 "two undisturbed deliveries from the same rows lead to different states, so nothing can be compared: "
-                f"{lines_of(differences(self._state, again, self.ignored)) or 'their effects'}"
+                f"{'; '.join(unequal)}. {SAME_TWICE}"
             )
         self._count_only = self._done != done_again
         return stage.lives[0]
 
+    def _undisturbed(self, how: str) -> tuple[WorkerStage, State, list[str]]:
+        """Deliver without a fault."""
+        stage, state, done, happened = self._run(_settle)
+        if not happened:
+            raise ValueError(f"{how}, it is not settled within {stage.timeout:g} s")
+        failed = [each for each in stage.settled if each.outcome is not Outcome.PROCESSED]
+        if failed:
+            known = "; it was processed before this trial" if failed[0].outcome is Outcome.DUPLICATE else ""
+            error = f": {failed[0].error}" if failed[0].error is not None else ""
+            raise ValueError(f"{how}, {failed[0].message_id} is {failed[0].outcome}{known}{error}") from failed[0].error
+        return stage, state, done
+
     def point(self, fault: Fault) -> PointResult:
         """Deliver with a fault, and compare."""
         stage, state, done, happened = self._run(fault.run)
-        found = lines_of(differences(self._state, state, self.ignored))
+        found = unlike(self._before, self._state, state, self.ignored)
         effects = _effect_line(self._done, done, self._count_only)
         if happened is None:
             found.append(f"not settled within {stage.timeout:g} s")
         outcomes = tuple(each.outcome for each in stage.settled)
         title = fault.title
-        if stage.lives and fault.name.startswith('crash_at("statement"'):
+        if stage.lives and stage.lives[0].statements and fault.name.startswith('crash_at("statement"'):
             title = f"{title}: {stage.lives[0].statements[-1]}"
         return PointResult(fault.name, title, happened is not False, (*found, *effects), outcomes)
 
@@ -308,16 +340,6 @@ class _Effects:
         return Counter(repr(item) for item in (found.items() if isinstance(found, Mapping) else found))
 
 
-def lines_of(found: Differences) -> list[str]:
-    """Return differences in words, a line for each table."""
-    lines = []
-    for table, (missing, surplus) in found.items():
-        parts = [f"{plural(len(missing), 'row')} missing: {described(missing)}"] if missing else []
-        parts += [f"{plural(len(surplus), 'row')} too many: {described(surplus)}"] if surplus else []
-        lines.append(f"{table}: {'; '.join(parts)}")
-    return lines
-
-
 def _effect_line(expected: list[str], done: list[str], count_only: bool) -> list[str]:
     if count_only:
         same = len(expected) == len(done)
@@ -326,14 +348,3 @@ def _effect_line(expected: list[str], done: list[str], count_only: bool) -> list
     parts = [f"{missing.total()} missing: {described(sorted(missing.elements()))}"] if missing else []
     parts += [f"{surplus.total()} too many: {described(sorted(surplus.elements()))}"] if surplus else []
     return [f"effects: {'; '.join(parts)}"] if parts else []
-
-
-def plural(number: int, what: str) -> str:
-    """Return a number with its noun: 1 row, 2 rows."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def described(values: Sequence[str], most: int = 3) -> str:
-    """Return values for a line of a report: a few of them, and how many more."""
-    rest = f" and {len(values) - most} more" if len(values) > most else ""
-    return "; ".join(values[:most]) + rest

@@ -52,6 +52,8 @@ class WorkerStage(Stage):
     ) -> None:
         if not messages:
             raise InvalidConfiguration("there is no message to deliver")
+        if wrong := [type(each).__name__ for each in messages if not isinstance(each, Message)]:
+            raise TypeError(f"what is delivered is a Message, not a {wrong[0]}: wrap it in Message(id, body)")
         self._of_coroutines = is_coroutine_function(handler)
         super().__init__(_for_coroutines(engine) if self._of_coroutines else engine, database, timeout)
         used = [engine, getattr(options.get("ledger"), "_engine", None)]  # that of a ledger in Postgres
