@@ -125,7 +125,7 @@ class Service(ABC):
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             # A handler or a hook may stop its own service; its thread then ends after it, not before.
-            if thread is not threading.current_thread():
+            if thread is not threading.current_thread() and thread.ident is not None:  # None: it is starting just now
                 thread.join(max(deadline - time.monotonic(), 0.0))
         finished = not self._is_alive()
         if self._threads:

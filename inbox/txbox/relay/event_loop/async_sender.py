@@ -156,7 +156,7 @@ class AsyncSender:
                 self._finish_lost(delivery)
         self._settle([delivery for delivery in ended if not delivery.lost])
         if self._taken:
-            if self._settler.works:
+            if self._settler.works or self._may_try:
                 self._begin(self._taken)
             else:
                 for claim in self._taken:
@@ -166,11 +166,18 @@ class AsyncSender:
 
     def _room(self) -> int:
         """Return how many more lanes may be claimed."""
-        if not (self._loop.is_ready and self._settler.works) or self._bytes >= self._most_bytes:
+        if not self._loop.is_ready or self._bytes >= self._most_bytes:
             return 0
+        if not self._settler.works:
+            return int(self._may_try)
         since_full = time.monotonic() - self._full_at
         most = min(self._fewer_lanes * 2.0 ** min(since_full // FEWER_SECONDS, 10), MOST_LANES)
         return max(int(most) - self._claimed_lanes, 0)
+
+    @property
+    def _may_try(self) -> bool:
+        """Whether one claim is to show that settlements are refused still, as nothing else is left to show it."""
+        return self._settler.answers and not self._deliveries
 
     @property
     def _claimed_lanes(self) -> int:

@@ -88,6 +88,7 @@ class EventLoop:
         self._closing = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._ready.set()
+        self._start_waiting()  # what came between two runs
         if self._closed:
             self._end()
         await self._closing.wait()

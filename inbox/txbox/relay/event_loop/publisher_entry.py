@@ -67,6 +67,8 @@ class PublisherEntry:
                 self._failure = describe(error)
                 if isinstance(error, TimeoutError) and not str(error):
                     self._failure = f"its __aenter__ has not returned for {self._try_seconds:g} s"
+            if self._leaving.is_set():  # it has made another error of its cancellation
+                raise asyncio.CancelledError
             self._tried.set()
             pause = ENTER_BACKOFF.seconds(failures)
             name = type(self._publisher).__qualname__

@@ -2,7 +2,8 @@
 
 What was sent and could not be settled would be sent again, so it is not let go of at the first failure. Either the
 database refuses this one settlement (a trigger, a lock, a deadlock): then it alone waits. Or nothing can be settled (no
-connection, a server that is read-only): then all wait, and the sender claims nothing, for it would send that as often.
+connection, a server that is read-only, a right that is missing): then all wait, and the sender claims nothing, for it
+would send that as often. That is so when an empty transaction fails, or one destination after the other is refused.
 """
 
 import math
@@ -13,11 +14,19 @@ from typing import NamedTuple
 from sqlalchemy import Engine
 
 from txbox.postgres.guards.commit_guard import begin_with
+from txbox.postgres.round_trip import Statement
+from txbox.postgres.server import SERVER
 from txbox.postgres.transactions import driver_cursor, short_transaction
 from txbox.relay.event_loop.delivery import Delivery
 from txbox.relay.scheduler import OUTAGE_BACKOFF
 from txbox.relay.sender import ClaimResult, Sender
 from txbox.relay.settlement import BatchSettlement
+
+LOCK_SECONDS = 1.0
+"""How long a settlement waits for a row that another session has locked, at most; all others wait behind it."""
+
+MOST_REFUSED = 3
+"""Destinations whose settlements are refused, one after the other, before it is taken for a refusal of all."""
 
 
 class Settled(NamedTuple):
@@ -47,21 +56,30 @@ class Settler:
         self._engine = engine
         self._sender = sender
         self._hold_seconds = hold_seconds
+        # Well before the server ends the sessions of the claims, which are not checked meanwhile.
+        milliseconds = round(min(LOCK_SECONDS, hold_seconds / 4) * 1000)
+        self._bound = Statement.of(SERVER.bound_wait).with_values(lock_timeout=f"{milliseconds}ms")
         self._check_claims = check_claims
         self._on_failure = on_failure
         self._waiting: list[Delivery] = []
-        self._outages = 0  # tries since something could be settled
+        self._outages = 0  # tries since a transaction could be committed
+        self._refused: set[str] = set()  # destinations that were refused since one was settled
         self._try_at = -math.inf
 
     @property
     def works(self) -> bool:
         """Whether something could be settled, as far as is known."""
+        return self._outages == 0 and len(self._refused) < MOST_REFUSED
+
+    @property
+    def answers(self) -> bool:
+        """Whether a transaction could be committed, as far as is known, be it without a settlement."""
         return self._outages == 0
 
     @property
     def next_try(self) -> float:
         """When something is to be tried again, by ``time.monotonic``; infinity: nothing is."""
-        if not self.works:
+        if self._outages:
             return self._try_at
         return min((delivery.settle_at for delivery in self._waiting), default=math.inf)
 
@@ -79,7 +97,7 @@ class Settler:
         self._waiting += [delivery for delivery in ended if delivery.result.settlement.changes]
         if last_try or now >= self._try_at:
             due = [delivery for delivery in self._waiting if last_try or delivery.settle_at <= now]
-            if due or not self.works:
+            if due or self._outages:
                 done += self._committed(due)
         settled, now = set(done), time.monotonic()
         left = [delivery for delivery in self._waiting if delivery not in settled]
@@ -101,15 +119,30 @@ class Settler:
                 return []
             self._works_again()
             if len(deliveries) > 1:
-                return [done for one in deliveries if self.works for done in self._committed([one])]
+                return self._committed_singly(deliveries)
             for delivery in deliveries:
+                self._refused.add(delivery.rows[0].message.destination)
                 delivery.failures += 1
                 pause = OUTAGE_BACKOFF.seconds(delivery.failures)
                 delivery.settle_at = time.monotonic() + pause
                 self._on_failure(error, pause)
             return []
         self._works_again()
+        if deliveries:
+            self._refused.clear()
         return deliveries
+
+    def _committed_singly(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Commit settlements one by one; once it looks as if all were refused, one more shows whether that goes on."""
+        done: list[Delivery] = []
+        for number, delivery in enumerate(deliveries):
+            if self._outages:
+                break
+            if number and not self.works:
+                delivery.settle_at = time.monotonic() + OUTAGE_BACKOFF.seconds(1)
+            else:
+                done += self._committed([delivery])
+        return done
 
     def _can_settle(self) -> bool:
         try:
@@ -128,7 +161,7 @@ class Settler:
             # If another relay has sent a refused message meanwhile, what is held behind it would wait for a repair.
             self._check_claims()
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
-            [answer] = begin_with(connection, self._sender.claim_step(connection))
+            _, answer = begin_with(connection, self._bound, self._sender.claim_step(connection))
             # One that has taken long may be of an earlier server.
             for server in {delivery.claim.server for delivery in deliveries} or (None,):
                 self._sender.check_server(connection, server, answer)
