@@ -53,7 +53,7 @@ def serve(schema_url: str, business: Business, errors: list[BaseException]) -> S
         engine, sync = engine_for(schema_url, style), style == "sync"
         sessions: Any = (sessionmaker if sync else async_sessionmaker)(engine)
         inbox = Inbox("billing", wait_seconds=0.2)
-        once = Idempotency(InTransaction(sessions, inbox), caller=everyone, **options)
+        once = Idempotency(InTransaction(sessions, inbox), **{"caller": everyone, **options})
 
         if sync:
 
@@ -125,6 +125,37 @@ def test_without_the_middleware_the_application_is_told_what_is_missing() -> Non
     once = Idempotency(InTransaction(sessionmaker(), Inbox("billing")), caller=everyone)
     with pytest.raises(InvalidConfiguration, match=r"app.add_middleware\(IdempotencyMiddleware, once\)"):
         once.current(Request({"type": "http", "headers": []}))
+
+
+def test_a_request_whose_caller_has_no_name_is_not_taken_for_everyones(
+    serve: Serve, business: Business, errors: list[BaseException]
+) -> None:
+    names: dict[str, Any] = {"none": None, "int": 1, "blank": ""}
+
+    async def handler(once: Idempotency, request: Request) -> Response:
+        if "begin" in request.query_params:
+            await apply(await once.begin(request, names[request.query_params["name"]]))
+        else:
+            await apply(await once(request))
+        return Response(status_code=201)
+
+    with serve(handler, caller=lambda request: names[request.query_params["name"]]) as client:
+        for said in ("name=none", "name=none&begin", "name=int", "name=blank"):
+            assert client.post(f"/?{said}", **POST).status_code == 500, said
+    assert all(isinstance(error, InvalidConfiguration) for error in errors)
+    assert [str(error).split(":")[0] for error in errors[:3:2]] == [
+        "this request has no caller, but None",
+        "a caller's name must be a str, not int",
+    ]
+    assert business.applied() == {}
+
+
+def test_a_coroutine_function_is_no_caller() -> None:
+    async def caller(_: Request) -> str:
+        return "ada"
+
+    with pytest.raises(InvalidConfiguration, match="coroutine function"):
+        Idempotency(InTransaction(sessionmaker(), Inbox("billing")), caller=caller)  # type: ignore[arg-type]
 
 
 def test_middlewares_of_the_application_may_stand_on_either_side(serve: Serve, business: Business) -> None:
