@@ -96,7 +96,7 @@ class InTransaction:
     async def begin(self, keyed: KeyedRequest) -> "SessionWork":
         """Record a request; raises as ``Strength.begin``."""
         for run in itertools.count(1):
-            work = SessionWork(self._sessions(), self._max_response_bytes)
+            work = SessionWork(self._session(), self._max_response_bytes)
             try:
                 found = await work.call(self._record, keyed, threads=self._threads())
                 if found is None:
@@ -119,7 +119,7 @@ class InTransaction:
 
     async def begin_without_key(self) -> "SessionWork":
         """Begin a transaction in which nothing is recorded."""
-        work = SessionWork(self._sessions(), None)
+        work = SessionWork(self._session(), None)
         if not isinstance(work.subject, AsyncSession):
             try:  # or else handlers would wait for connections, in threads that those with connections wait for
                 await work.call(Session.connection, threads=self._threads())
@@ -127,6 +127,11 @@ class InTransaction:
                 await work.close()
                 raise
         return work
+
+    def _session(self) -> AsyncSession | Session:
+        """Return a new session, which refuses what comes after the response: nothing would commit that."""
+        session: AsyncSession | Session = self._sessions(close_resets_only=False)
+        return session
 
     def _threads(self) -> anyio.CapacityLimiter:
         """Return what limits the threads that begin.

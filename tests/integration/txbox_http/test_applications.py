@@ -11,7 +11,7 @@ import anyio
 import httpx2
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
@@ -297,6 +297,30 @@ def test_a_background_task_runs_after_the_commit_and_not_for_a_repeat(
         for _ in range(2):
             client.post("/", **POST)
     assert seen == [{"tea": 1}]
+
+
+@pytest.mark.parametrize("style", ["async", "asyncpg", "sync"])
+@pytest.mark.parametrize("key", [{}, POST["headers"]])
+def test_what_comes_after_the_response_is_refused_and_not_lost(
+    serve: Serve, business: Business, errors: list[BaseException], style: str, key: dict[str, str]
+) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        session = await once(request)
+        await apply(session)
+        return Response(status_code=201, background=BackgroundTask(apply, session))
+
+    def handler_in_thread(once: Idempotency, request: Request) -> Response:
+        session: Session = once.current(request)
+        session.execute(APPLY, {"id": "tea", "body": ""})
+        return Response(status_code=201, background=BackgroundTask(session.execute, APPLY, {"id": "late", "body": ""}))
+
+    is_sync = style == "sync"
+    options: dict[str, Any] = {"style": style, "required": False, "covers": posts_and_patches if is_sync else None}
+    with serve(handler_in_thread if is_sync else handler, **options) as client:
+        assert client.post("/", headers=key).status_code == 201
+        wait_until(lambda: errors, "it is refused")
+    assert isinstance(errors.pop(), InvalidRequestError)
+    assert business.applied() == {"tea": 1}
 
 
 @pytest.mark.parametrize("driver", ["async", "asyncpg"])
