@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import anyio
 from anyio.lowlevel import RunVar
-from sqlalchemy import event, select
+from sqlalchemy import Connection, event, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -26,7 +26,7 @@ from txbox.coroutines import AsyncInbox
 from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
-from txbox.postgres.guards.transaction_guard import left_in_use, refuse_aborted
+from txbox.postgres.guards.transaction_guard import ends_transaction, left_in_use, refuse_aborted
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_retryable
 from txbox.postgres.transactions import missing_schema
@@ -198,6 +198,7 @@ class SessionWork:
         self._is_ours = False
         self._is_closed = False
         event.listen(self._session, "before_commit", self._refuse_commit)
+        event.listen(self._session, "after_begin", self._guard)
 
     async def call(self, function: Any, *arguments: Any, threads: anyio.CapacityLimiter | None = None) -> Any:
         """Call a function with the session: in a greenlet, or in a thread, whose end a cancellation awaits.
@@ -262,4 +263,20 @@ class SessionWork:
     def _refuse_commit(self, session: Session) -> None:
         """Stop a handler that commits: its response would not be kept, and a repeat could not have it."""
         if not self._is_ours and not session.in_nested_transaction():
+            raise TransactionEnded
+
+    def _guard(self, _session: Session, _transaction: object, connection: Connection) -> None:
+        """Watch a connection of the session, of which handlers can get hold, too. Listening again changes nothing."""
+        event.listen(connection, "commit", self._refuse_commit_below)
+        event.listen(connection, "before_cursor_execute", self._refuse_commit_as_sql)
+
+    def _refuse_commit_below(self, connection: Connection) -> None:
+        if not self._is_ours:
+            # For SQLAlchemy, a transaction whose commit has failed is over: it would go to the pool as it is, open.
+            connection.invalidate()
+            raise TransactionEnded
+
+    @staticmethod
+    def _refuse_commit_as_sql(_connection: Connection, _cursor: object, statement: str, *_others: object) -> None:
+        if ends_transaction(statement):
             raise TransactionEnded
