@@ -1,11 +1,13 @@
 """Idempotency: what is required of requests, and how they are done once; as a dependency of FastAPI or by itself."""
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from starlette.requests import Request
 
 from txbox.errors import InvalidConfiguration
+from txbox.leases.handlers import is_coroutine_function
 from txbox.message import time_of_id
 from txbox_http.exchange import Exchange
 from txbox_http.keys import InvalidKey, key_of, message_id, request_fingerprint
@@ -18,13 +20,20 @@ MAX_REQUEST_BYTES = 1_048_576
 EXCHANGES = "txbox_http"
 """Where a request's scope has the exchanges of its middlewares, by what they were made for."""
 
-Caller = Callable[[Request], str | None]
-"""Names who sends a request, so that callers have keys of their own; None: all have the same."""
+
+class Everyone(Enum):
+    """What ``everyone`` returns: no name, and not None, which a function returns that has found no name."""
+
+    EVERYONE = "everyone"
 
 
-def everyone(request: Request) -> None:  # noqa: ARG001 - a Caller
+Caller = Callable[[Request], str | Everyone]
+"""Names who sends a request, so that callers have keys of their own."""
+
+
+def everyone(request: Request) -> Everyone:  # noqa: ARG001 - a Caller
     """Take all callers for one: a key is the message id, and who knows a key can have its response."""
-    return
+    return Everyone.EVERYONE
 
 
 def below_400(status: int) -> bool:
@@ -76,6 +85,11 @@ class Idempotency:
         for name, function in (("caller", caller), ("fingerprint", fingerprint), ("keeps", keeps)):
             if not callable(function):
                 raise InvalidConfiguration(f"Idempotency.{name} must be a function, not {function!r}")
+            if is_coroutine_function(function):
+                raise InvalidConfiguration(
+                    f"Idempotency.{name} must be a plain function, not a coroutine function; a dependency that has to "
+                    "await its caller calls: await once.begin(request, caller)"
+                )
         self._strength = strength
         self._caller = caller
         self._required = required
@@ -92,12 +106,12 @@ class Idempotency:
 
         Raises:
             Answered: it was done before, or is not to be done. Let it out: the middleware sends its answer.
-            InvalidConfiguration: the application lacks the middleware.
+            InvalidConfiguration: the application lacks the middleware, or ``caller`` has returned no name.
         """
         exchange = self._exchange(request)
         return self.current(request) if exchange.is_begun else await self.begin(request, self._caller(request))
 
-    async def begin(self, request: Request, caller: str | None) -> Any:
+    async def begin(self, request: Request, caller: str | Everyone) -> Any:
         """Begin a request of a caller that the application has found out by itself; raises as a call."""
         exchange = self._exchange(request)
         if exchange.is_begun or exchange.is_answered:
@@ -111,6 +125,11 @@ class Idempotency:
                 raise self._problem("key-missing", "This operation needs the header: a new UUID for each request.")
             exchange.begin(await self._strength.begin_without_key())
             return self.current(request)
+        if caller is None:
+            raise InvalidConfiguration(
+                "this request has no caller, but None: refuse it before, or return everyone(request) where it may "
+                "share its keys, and what was answered to them, with all others"
+            )
         body = await exchange.read_body()
         if body is None:
             raise self._problem("request-too-large", f"At most {self.max_request_bytes:,} bytes are taken.")
@@ -118,7 +137,7 @@ class Idempotency:
             await self._strength.begin(
                 KeyedRequest(
                     request,
-                    message_id(key, caller),
+                    message_id(key, None if caller is Everyone.EVERYONE else caller),
                     time_of_id(key),
                     body,
                     self._fingerprint(request.scope, body),

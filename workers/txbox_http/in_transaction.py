@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import anyio
 from anyio.lowlevel import RunVar
-from sqlalchemy import event, select
+from sqlalchemy import Connection, event, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -26,7 +26,7 @@ from txbox.coroutines import AsyncInbox
 from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
-from txbox.postgres.guards.transaction_guard import left_in_use, refuse_aborted
+from txbox.postgres.guards.transaction_guard import ends_transaction, left_in_use, refuse_aborted
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_retryable
 from txbox.postgres.transactions import missing_schema
@@ -96,7 +96,7 @@ class InTransaction:
     async def begin(self, keyed: KeyedRequest) -> "SessionWork":
         """Record a request; raises as ``Strength.begin``."""
         for run in itertools.count(1):
-            work = SessionWork(self._sessions(), self._max_response_bytes)
+            work = SessionWork(self._session(), self._max_response_bytes)
             try:
                 found = await work.call(self._record, keyed, threads=self._threads())
                 if found is None:
@@ -119,7 +119,7 @@ class InTransaction:
 
     async def begin_without_key(self) -> "SessionWork":
         """Begin a transaction in which nothing is recorded."""
-        work = SessionWork(self._sessions(), None)
+        work = SessionWork(self._session(), None)
         if not isinstance(work.subject, AsyncSession):
             try:  # or else handlers would wait for connections, in threads that those with connections wait for
                 await work.call(Session.connection, threads=self._threads())
@@ -127,6 +127,11 @@ class InTransaction:
                 await work.close()
                 raise
         return work
+
+    def _session(self) -> AsyncSession | Session:
+        """Return a new session, which refuses what comes after the response: nothing would commit that."""
+        session: AsyncSession | Session = self._sessions(close_resets_only=False)
+        return session
 
     def _threads(self) -> anyio.CapacityLimiter:
         """Return what limits the threads that begin.
@@ -193,6 +198,7 @@ class SessionWork:
         self._is_ours = False
         self._is_closed = False
         event.listen(self._session, "before_commit", self._refuse_commit)
+        event.listen(self._session, "after_begin", self._guard)
 
     async def call(self, function: Any, *arguments: Any, threads: anyio.CapacityLimiter | None = None) -> Any:
         """Call a function with the session: in a greenlet, or in a thread, whose end a cancellation awaits.
@@ -257,4 +263,20 @@ class SessionWork:
     def _refuse_commit(self, session: Session) -> None:
         """Stop a handler that commits: its response would not be kept, and a repeat could not have it."""
         if not self._is_ours and not session.in_nested_transaction():
+            raise TransactionEnded
+
+    def _guard(self, _session: Session, _transaction: object, connection: Connection) -> None:
+        """Watch a connection of the session, of which handlers can get hold, too. Listening again changes nothing."""
+        event.listen(connection, "commit", self._refuse_commit_below)
+        event.listen(connection, "before_cursor_execute", self._refuse_commit_as_sql)
+
+    def _refuse_commit_below(self, connection: Connection) -> None:
+        if not self._is_ours:
+            # For SQLAlchemy, a transaction whose commit has failed is over: it would go to the pool as it is, open.
+            connection.invalidate()
+            raise TransactionEnded
+
+    @staticmethod
+    def _refuse_commit_as_sql(_connection: Connection, _cursor: object, statement: str, *_others: object) -> None:
+        if ends_transaction(statement):
             raise TransactionEnded

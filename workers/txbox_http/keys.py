@@ -50,8 +50,10 @@ def message_id(key: str, caller: str | None = None) -> str:
     one caller has the message id of another one's.
 
     Raises:
-        InvalidConfiguration: the caller's name is empty.
+        InvalidConfiguration: the caller's name is empty, or no text.
     """
+    if not isinstance(caller, str | None):
+        raise InvalidConfiguration(f"a caller's name must be a str, not {type(caller).__name__}")
     if caller == "":
         raise InvalidConfiguration("a caller has a name, or None where all callers are one; not an empty text")
     return key if caller is None else f"{quote(caller, safe='')} {key}"

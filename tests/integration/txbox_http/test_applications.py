@@ -4,14 +4,14 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import anyio
 import httpx2
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InvalidRequestError, PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
@@ -53,7 +53,7 @@ def serve(schema_url: str, business: Business, errors: list[BaseException]) -> S
         engine, sync = engine_for(schema_url, style), style == "sync"
         sessions: Any = (sessionmaker if sync else async_sessionmaker)(engine)
         inbox = Inbox("billing", wait_seconds=0.2)
-        once = Idempotency(InTransaction(sessions, inbox), caller=everyone, **options)
+        once = Idempotency(InTransaction(sessions, inbox), **{"caller": everyone, **options})
 
         if sync:
 
@@ -125,6 +125,37 @@ def test_without_the_middleware_the_application_is_told_what_is_missing() -> Non
     once = Idempotency(InTransaction(sessionmaker(), Inbox("billing")), caller=everyone)
     with pytest.raises(InvalidConfiguration, match=r"app.add_middleware\(IdempotencyMiddleware, once\)"):
         once.current(Request({"type": "http", "headers": []}))
+
+
+def test_a_request_whose_caller_has_no_name_is_not_taken_for_everyones(
+    serve: Serve, business: Business, errors: list[BaseException]
+) -> None:
+    names: dict[str, Any] = {"none": None, "int": 1, "blank": ""}
+
+    async def handler(once: Idempotency, request: Request) -> Response:
+        if "begin" in request.query_params:
+            await apply(await once.begin(request, names[request.query_params["name"]]))
+        else:
+            await apply(await once(request))
+        return Response(status_code=201)
+
+    with serve(handler, caller=lambda request: names[request.query_params["name"]]) as client:
+        for said in ("name=none", "name=none&begin", "name=int", "name=blank"):
+            assert client.post(f"/?{said}", **POST).status_code == 500, said
+    assert all(isinstance(error, InvalidConfiguration) for error in errors)
+    assert [str(error).split(":")[0] for error in errors[:3:2]] == [
+        "this request has no caller, but None",
+        "a caller's name must be a str, not int",
+    ]
+    assert business.applied() == {}
+
+
+def test_a_coroutine_function_is_no_caller() -> None:
+    async def caller(_: Request) -> str:
+        return "ada"
+
+    with pytest.raises(InvalidConfiguration, match="coroutine function"):
+        Idempotency(InTransaction(sessionmaker(), Inbox("billing")), caller=caller)  # type: ignore[arg-type]
 
 
 def test_middlewares_of_the_application_may_stand_on_either_side(serve: Serve, business: Business) -> None:
@@ -268,8 +299,45 @@ def test_a_background_task_runs_after_the_commit_and_not_for_a_repeat(
     assert seen == [{"tea": 1}]
 
 
+@pytest.mark.parametrize("style", ["async", "asyncpg", "sync"])
+@pytest.mark.parametrize("key", [{}, POST["headers"]])
+def test_what_comes_after_the_response_is_refused_and_not_lost(
+    serve: Serve, business: Business, errors: list[BaseException], style: str, key: dict[str, str]
+) -> None:
+    async def handler(once: Idempotency, request: Request) -> Response:
+        session = await once(request)
+        await apply(session)
+        return Response(status_code=201, background=BackgroundTask(apply, session))
+
+    def handler_in_thread(once: Idempotency, request: Request) -> Response:
+        session: Session = once.current(request)
+        session.execute(APPLY, {"id": "tea", "body": ""})
+        return Response(status_code=201, background=BackgroundTask(session.execute, APPLY, {"id": "late", "body": ""}))
+
+    is_sync = style == "sync"
+    options: dict[str, Any] = {"style": style, "required": False, "covers": posts_and_patches if is_sync else None}
+    with serve(handler_in_thread if is_sync else handler, **options) as client:
+        assert client.post("/", headers=key).status_code == 201
+        wait_until(lambda: errors, "it is refused")
+    assert isinstance(errors.pop(), InvalidRequestError)
+    assert business.applied() == {"tea": 1}
+
+
 @pytest.mark.parametrize("driver", ["async", "asyncpg"])
-@pytest.mark.parametrize("how", ["commit", "rollback", "COMMIT", "COMMIT AND CHAIN", "swallow"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "commit",
+        "connection",
+        "connection, swallowed",
+        "rollback",
+        "undo",
+        "COMMIT",
+        "COMMIT AND CHAIN",
+        "ROLLBACK",
+        "swallow",
+    ],
+)
 def test_a_handler_that_ends_the_transaction_is_told_so_and_nothing_is_said_to_be_done(
     serve: Serve, business: Business, how: str, driver: str, errors: list[BaseException]
 ) -> None:
@@ -282,21 +350,30 @@ def test_a_handler_that_ends_the_transaction_is_told_so_and_nothing_is_said_to_b
             case "rollback":
                 await session.rollback()
                 await apply(session)  # in another transaction, which has not recorded the request
-            case "COMMIT" | "COMMIT AND CHAIN":
+            case "connection" | "connection, swallowed":
+                with suppress(TransactionEnded) if how.endswith("swallowed") else nullcontext():
+                    await (await session.connection()).commit()
+            case "undo":
+                await (await session.connection()).rollback()
+                await apply(session)
+            case "COMMIT" | "COMMIT AND CHAIN" | "ROLLBACK":
                 await session.execute(text(how))
+                await apply(session)  # by itself, where the driver thinks that it is in the transaction
             case "swallow":
                 with pytest.raises(Exception, match="division"):
                     await session.execute(text("SELECT 1/0"))
         return Response(status_code=201)
 
     with serve(handler, style=driver) as client:
-        assert client.post("/", **POST).status_code == 500
+        # The second one finds nothing of the first, of which no open transaction may be left in the pool.
+        assert [client.post("/", **POST).status_code for _ in range(2)] == [500, 500]
     # asyncpg does not tell that a transaction is aborted; there, the server refuses the next statement.
-    expected = DBAPIError if (driver, how) == ("asyncpg", "swallow") else TransactionEnded
+    expected: type[Exception] = DBAPIError if (driver, how) == ("asyncpg", "swallow") else TransactionEnded
+    if how == "connection, swallowed":
+        expected = PendingRollbackError
     assert isinstance(errors.pop(), expected)
-    # SQL of the handler's own can commit what it has done; a repeat does not do it again.
-    assert business.applied() == ({"tea": 1} if how.startswith("COMMIT") else {})
-    assert business.recorded() == ({"k1"} if how.startswith("COMMIT") else set())
+    assert business.applied() == {}
+    assert business.recorded() == set()
 
 
 @pytest.mark.parametrize("driver", ["async", "asyncpg"])

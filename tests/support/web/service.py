@@ -17,7 +17,8 @@ from starlette.concurrency import run_in_threadpool
 from support.waiting import wait_until
 from support.workers.business import ADD, APPLY
 from txbox import Inbox
-from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, posts_and_patches
+from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
+from txbox_http.idempotency import Everyone
 
 STYLES = ["async dependency", "async middleware", "asyncpg dependency", "sync dependency", "sync middleware"]
 
@@ -33,9 +34,9 @@ Then = Callable[[str], None]
 """Called within the handler, in a thread, with what its purchase says."""
 
 
-def caller_of(request: Request) -> str | None:
+def caller_of(request: Request) -> str | Everyone:
     """The header x-user stands for what a service has made of a token."""
-    return request.headers.get("x-user")
+    return request.headers.get("x-user") or everyone(request)
 
 
 def answer(purchase: Purchase, response: Response) -> dict[str, str]:
