@@ -17,6 +17,7 @@ import copy
 import functools
 import inspect
 import json
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from uuid import UUID
 from celery import Celery, Task
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 from celery.signals import worker_process_init
-from kombu.exceptions import OperationalError
+from kombu.exceptions import SerializationError
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
@@ -101,8 +102,7 @@ def inbox_task(
         options: those of ``app.task``. ``acks_late`` and ``reject_on_worker_lost`` are True.
 
     A task whose message waits as a dead letter fails with ``MessageParked``; one whose id came with other arguments, or
-    is too old to judge, with ``Mismatch`` or ``Expired``; without our tables, each one with ``SchemaMissing``. No body
-    is run, and ``autoretry_for`` does not hold for them.
+    is too old to judge, with ``Mismatch`` or ``Expired``. No body is run, and ``autoretry_for`` does not hold for them.
 
     Returns:
         A decorator of ``body(session, …)``, which returns None and leaves commit and rollback alone; ``session`` is in
@@ -124,7 +124,7 @@ def inbox_task(
             raise TypeError(f"inbox_task has no option {name}; did you mean {meant[0]}?")
     kept = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
     options["dont_autoretry_for"] = (*kept, *NOT_RETRIED)
-    options["base"] = type("InboxTask", (_RetriesThatAreNotLost, base), {})
+    options["retry"] = _retry  # Celery makes attributes of options, for whatever base the app has when it is finalized
 
     def decorate(body: Body) -> Any:
         work = _Work(body, inbox=inbox, engine=engine, seconds=options.get("time_limit"), bind=bind)
@@ -141,8 +141,8 @@ def inbox_task(
             try:
                 work.do(call, given_id)
             except (InFlight, DatabaseUnavailable) as error:
-                if isinstance(error.__cause__, SchemaMissing):
-                    raise error.__cause__ from None  # it stays missing until somebody makes it, and is to be seen
+                if isinstance(error.__cause__, SchemaMissing):  # until somebody makes it: nothing is lost meanwhile
+                    _log.error("%s waits, and is sent again every %g s: %s", task.name, again_seconds, error.__cause__)
                 _send_again(task, again_seconds, error)
             except SoftTimeLimitExceeded as error:
                 if not call.has_returned:
@@ -155,21 +155,24 @@ def inbox_task(
     return decorate
 
 
-NOT_RETRIED = (Expired, InvalidMessageId, MessageParked, Mismatch, Reject, SchemaMissing)
+NOT_RETRIED = (Expired, InvalidMessageId, MessageParked, Mismatch, Reject)
 """What ``autoretry_for`` leaves alone: another try would end in the same way; a Reject is to reach the broker."""
 
 
-class _RetriesThatAreNotLost:
-    """A base of tasks: where Celery would drop a task whose retry cannot be sent, the broker delivers it again."""
+UNSENDABLE = (SerializationError, TypeError, ValueError)
+"""Of a retry: no try could send it."""
 
-    def retry(self, *args: Any, **options: Any) -> Any:
-        """Retry the task, as ``Task.retry``."""
-        try:
-            return super().retry(*args, **options)  # type: ignore[misc] # of Task, which is beside it
-        except Reject as unsent:
-            if not isinstance(unsent.reason, OperationalError | OSError):
-                raise  # it cannot be sent at any time
-            raise Reject(unsent.reason, requeue=True) from unsent
+
+def _retry(task: Task, *args: Any, **options: Any) -> Any:
+    """Retry a task, as ``Task.retry``; where Celery would drop it, as it cannot be sent now, it is delivered again."""
+    found = (kind.__dict__["retry"] for kind in type(task).__mro__ if "retry" in kind.__dict__)
+    retry = next(one for one in found if one is not _retry)
+    try:
+        return retry(task, *args, **options)
+    except Reject as unsent:
+        if isinstance(unsent.reason, UNSENDABLE):
+            raise
+        raise Reject(unsent.reason, requeue=True) from unsent
 
 
 @dataclass
@@ -269,3 +272,6 @@ def _send_again(task: Task, seconds: float, why: Exception) -> None:
     except Exception as error:
         raise Reject(error, requeue=True) from error
     raise Retry(exc=why, when=seconds, sig=again) from why
+
+
+_log = logging.getLogger("txbox.celery")

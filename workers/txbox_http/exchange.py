@@ -64,6 +64,7 @@ class Exchange:
         self.failure: BaseException | None = None
         self._start: Message | None = None
         self._body = bytearray()
+        self._length = 0  # of the body, with what has left
         self._is_ended = False
         self._is_passed_on = False  # its first parts have left, as it is too large to be held
         self._fails_before_its_end = False
@@ -84,8 +85,8 @@ class Exchange:
         """Note whether a stream that fails raises its error before its end comes here, or may do so after it.
 
         BaseHTTPMiddleware of Starlette is what ends a body also if its stream has failed, and raises the error after
-        that. It gives applications a ``receive`` of its own; and what it is given itself, before a route is found, is
-        no word of a handler.
+        that. It gives applications a ``receive`` of its own. What it is given itself, before a route is found, is no
+        word of a handler; nor is what ``IdempotencyMiddleware`` makes, which may be below the route of a mount.
         """
         if type(request) is Request and "endpoint" in request.scope and request.receive == self.receive:
             self._fails_before_its_end = True
@@ -155,7 +156,7 @@ class Exchange:
         if self._fails_before_its_end:
             return True
         lengths = [bytes(value) for name, value in start.get("headers", ()) if bytes(name).lower() == b"content-length"]
-        return start["status"] in (204, 304) or lengths == [b"%d" % len(self._body)]
+        return start["status"] in (204, 304) or lengths == [b"%d" % self._length]
 
     async def end(self) -> None:
         """Settle the work, where the last part has not done so: the application has returned without an error."""
@@ -200,6 +201,7 @@ class Exchange:
                 await self._send({"type": "http.response.body", "body": bytes(self._body), "more_body": True})
             self._body.clear()
         self._body += part
+        self._length += len(part)
 
     async def answer(self, answer: Answer) -> None:
         """Send an answer."""

@@ -35,6 +35,10 @@ def posts_and_patches(request: Request) -> bool:
     return request.method in ("POST", "PATCH")
 
 
+class _Covered(Request):
+    """A request that ``covers`` looks at: no handler has asked for it."""
+
+
 class IdempotencyMiddleware:
     """Makes ``Idempotency`` work for an application of Starlette or FastAPI."""
 
@@ -86,7 +90,7 @@ class IdempotencyMiddleware:
         """Run the application once; return its error, when its work is given up."""
         try:
             if self._covers is not None:
-                request = Request(scope, exchange.receive)
+                request = _Covered(scope, exchange.receive)
                 if self._covers(request):
                     await self._once(request)
             await self._app(scope, exchange.receive, exchange.send)

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.app.trace import trace_task
 from celery.exceptions import Reject
 from sqlalchemy import Engine, create_engine, text
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from support.txbox.horizon import LONG_AGO, id_of, move_horizon
 from support.workers.business import APPLY, Business
-from txbox import AsyncInbox, Expired, Inbox, InvalidConfiguration, Mismatch, SchemaMissing
+from txbox import AsyncInbox, Expired, Inbox, InvalidConfiguration, Mismatch
 from txbox_celery import MessageParked, inbox_task
 
 
@@ -69,7 +69,7 @@ def test_a_retry_that_cannot_be_sent_goes_back_to_the_broker(
         raise KeyError if options else self.retry(args=[item])
 
     requeued = []
-    for item in ("tea", object()):  # which no try can send
+    for item in ("tea", object()):  # the second one no try can send
         ended = trace_task(buy, "r-1", (item,), {}, {"id": "r-1", "args": (item,), "delivery_info": {}}, app=app)
         assert isinstance(ended.info.retval, Reject)
         requeued.append(ended.info.retval.requeue)
@@ -77,7 +77,7 @@ def test_a_retry_that_cannot_be_sent_goes_back_to_the_broker(
     assert business.applied() == {}
 
 
-@pytest.mark.parametrize("error", [MessageParked, Mismatch, Expired, SchemaMissing])
+@pytest.mark.parametrize("error", [MessageParked, Mismatch, Expired])
 def test_what_is_not_to_be_run_fails_and_is_not_retried(
     app: Celery, engine: Engine, business: Business, error: type[Exception]
 ) -> None:
@@ -89,9 +89,6 @@ def test_what_is_not_to_be_run_fails_and_is_not_retried(
 
     if error is Expired:
         move_horizon(engine)
-    elif error is SchemaMissing:
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DROP TABLE processed_message CASCADE")
     else:
         with engine.begin() as connection:
             inbox.record(connection, task_id, b"another" if error is Mismatch else b"[[], {}]")
@@ -100,6 +97,36 @@ def test_what_is_not_to_be_run_fails_and_is_not_retried(
     ended = trace_task(buy, task_id, (), {}, {"id": task_id, "delivery_info": {}}, app=app)
     assert ended.info.state == "FAILURE"
     assert isinstance(ended.info.retval, error)
+
+
+def test_where_tables_are_missing_each_try_is_logged_and_nothing_is_lost(
+    app: Celery, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    @inbox_task(app, inbox=Inbox("billing"), engine=engine)
+    def buy(_session: Session) -> None:
+        raise AssertionError
+
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE processed_message CASCADE")
+    ended = trace_task(buy, "t-1", (), {}, {"id": "t-1", "delivery_info": {}}, app=app)
+    assert isinstance(ended.info.retval, Reject), "its broker is away"
+    assert ended.info.retval.requeue
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR" and "sent again" in record.message]
+    assert "txbox db upgrade" in record.message
+
+
+def test_a_base_that_the_application_is_given_later_holds(engine: Engine) -> None:
+    app = Celery("later", broker="memory://", set_as_current=False)
+
+    @inbox_task(app, inbox=Inbox("billing"), engine=engine)
+    def buy(_session: Session) -> None:
+        raise AssertionError
+
+    class InContext(Task):
+        abstract = True
+
+    app.Task = InContext
+    assert isinstance(buy._get_current_object(), InContext)
 
 
 def test_only_an_inbox_with_fingerprints_needs_arguments_of_a_stable_form(app: Celery, engine: Engine) -> None:

@@ -48,7 +48,13 @@ def serve(schema_url: str, business: Business, errors: list[BaseException]) -> S
 
     @contextmanager
     def serve(
-        handler: Handler, *, covers: Any = None, around: Any = None, style: str = "async", **options: Any
+        handler: Handler,
+        *,
+        covers: Any = None,
+        around: Any = None,
+        style: str = "async",
+        mounted: bool = False,
+        **options: Any,
     ) -> Iterator[httpx2.Client]:
         engine, sync = engine_for(schema_url, style), style == "sync"
         sessions: Any = (sessionmaker if sync else async_sessionmaker)(engine)
@@ -81,6 +87,8 @@ def serve(schema_url: str, business: Business, errors: list[BaseException]) -> S
             app.add_middleware(BaseHTTPMiddleware, dispatch=around)
 
         async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+            if mounted:
+                scope["endpoint"] = app  # as Mount does it, whose lifespan would not be run
             try:
                 await app(scope, receive, send)
             except Exception as error:
@@ -212,10 +220,19 @@ async def begin_and_pass_on(request: Request, call_next: Any) -> Response:
     return await pass_on(request, call_next)
 
 
-@pytest.mark.parametrize("around", [pass_on, begin_and_pass_on])
+@pytest.mark.parametrize(
+    ("around", "covers"), [(pass_on, None), (begin_and_pass_on, None), (pass_on, posts_and_patches)]
+)
+@pytest.mark.parametrize("mounted", [False, True])
 @pytest.mark.parametrize("parts_before", [0, 1])
 def test_a_stream_that_fails_is_rolled_back_though_a_middleware_has_ended_its_body(
-    serve: Serve, business: Business, errors: list[BaseException], parts_before: int, around: Any
+    serve: Serve,
+    business: Business,
+    errors: list[BaseException],
+    parts_before: int,
+    around: Any,
+    covers: Any,
+    mounted: bool,
 ) -> None:
     async def handler(once: Idempotency, request: Request) -> Response:
         await apply(await once(request))
@@ -227,7 +244,7 @@ def test_a_stream_that_fails_is_rolled_back_though_a_middleware_has_ended_its_bo
 
         return StreamingResponse(parts())
 
-    with serve(handler, around=around) as client:
+    with serve(handler, around=around, covers=covers, mounted=mounted) as client:
         assert client.post("/", **POST).status_code == 500
     assert isinstance(errors.pop(), ZeroDivisionError)
     assert business.applied() == {}
