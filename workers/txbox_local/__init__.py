@@ -23,8 +23,10 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Imported when asked for: the servers' own programs live in this package and need none of it.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+if not TYPE_CHECKING:  # type checkers would take any name for one of this module
+
+    def __getattr__(name: str) -> Any:
+        # Imported when asked for: the servers' own programs live in this package and need none of it.
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
 __all__ = ["MARGIN_SECONDS", "async_sqs_handler", "sqs_handler"]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "async_sqs_handler":  # it loads greenlet, which a function without coroutines has no use for
-        from txbox_aws.lambda_.async_handler import async_sqs_handler
+if not TYPE_CHECKING:  # type checkers would take any name for one of this module
 
-        return async_sqs_handler
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name == "async_sqs_handler":  # it loads greenlet, which a function without coroutines has no use for
+            from txbox_aws.lambda_.async_handler import async_sqs_handler
+
+            return async_sqs_handler
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

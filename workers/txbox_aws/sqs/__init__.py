@@ -27,9 +27,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "AsyncSqsWorker":  # it loads greenlet, which a service without coroutines has no use for
-        from txbox_aws.sqs.async_worker import AsyncSqsWorker
+if not TYPE_CHECKING:  # type checkers would take any name for one of this module
 
-        return AsyncSqsWorker
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name == "AsyncSqsWorker":  # it loads greenlet, which a service without coroutines has no use for
+            from txbox_aws.sqs.async_worker import AsyncSqsWorker
+
+            return AsyncSqsWorker
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
