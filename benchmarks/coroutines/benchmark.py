@@ -5,7 +5,6 @@ import time
 from functools import partial
 from typing import Any
 
-import uvloop
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -30,7 +29,6 @@ DELIVERIES_PER_SECOND = 20_000
 LIMIT = f"what {AT_ONCE} waits of {WAIT_SECONDS * 1000:.0f} ms allow"
 WAITS, SINGLE_WAITS = "AsyncWorker, they wait", "AsyncWorker, they wait, one a batch"
 THREADS, COROUTINES = "Worker, of the database", "AsyncWorker, of the database"
-ON_UVLOOP = "AsyncWorker on uvloop, of the database"
 IDLE = "AsyncWorker, idle"
 
 UPDATE = text(f"UPDATE {SCHEMA}.account SET balance = balance + :amount WHERE account_id = :account")
@@ -71,7 +69,7 @@ def by_threads(_number: int, url: str, seconds: float) -> tuple[Rate, int, int]:
 
 
 def by_coroutines(
-    _number: int, url: str, seconds: float, handler: Any, concurrency: int, batch_size: int, on_uvloop: bool = False
+    _number: int, url: str, seconds: float, handler: Any, concurrency: int, batch_size: int
 ) -> tuple[Rate, int, int]:
     """Consume with coroutines; return as ``by_threads``."""
     source = _source(seconds)
@@ -88,8 +86,7 @@ def by_coroutines(
         return rate
 
     ready()
-    rate = (uvloop.run if on_uvloop else asyncio.run)(consume())
-    return rate, source.acked, source.distinct_acked()
+    return asyncio.run(consume()), source.acked, source.distinct_acked()
 
 
 def idle(_number: int, url: str, seconds: float) -> float:
@@ -143,12 +140,6 @@ def tables(run: Run) -> list[Table]:
                 Row(
                     COROUTINES,
                     partial(consumed, by_coroutines, add_awaited, CONNECTIONS, 10),
-                    THREADS,
-                    ours=True,
-                ),
-                Row(
-                    ON_UVLOOP,
-                    partial(consumed, by_coroutines, add_awaited, CONNECTIONS, 10, True),
                     THREADS,
                     at_least=0.8,
                     ours=True,

@@ -16,7 +16,6 @@ CONSUMER_KEYS |= {"bare set 10, 4c", "worker set 10, 4c", "worker set 10, 4c x2"
 COROUTINES = ("--seconds", "1", "--idle-seconds", "2")
 COROUTINES_KEYS = {"what 64 waits of 20 ms allow", "AsyncWorker, they wait", "AsyncWorker, they wait, one a batch"}
 COROUTINES_KEYS |= {"Worker, of the database", "AsyncWorker, of the database", "AsyncWorker, idle"}
-COROUTINES_KEYS |= {"AsyncWorker on uvloop, of the database"}
 RECORD_KEYS = {"Inbox.record(connection)", "Inbox.record(session)"}
 LEDGER = ("--seconds", "1", "--connections", "1", "--only", "UPDATE|PostgresLedger")
 LEDGER_KEYS = {"conditional UPDATE, 1c", "PostgresLedger, 1c"}
