@@ -115,8 +115,15 @@ def test_a_start_that_is_cancelled_again_and_again_has_ended_when_run_has(
     async def run() -> None:
         async with async_engine() as engine:
             worker = make(source, engine)
-            with anyio.move_on_after(0.2):  # cancels in each turn of the loop
-                threading.Timer(0.6, source.may_open.set).start()
+            loop = asyncio.get_running_loop()
+
+            def cancel_as_it_opens() -> None:
+                source.opening.wait(60)
+                loop.call_soon_threadsafe(scope.cancel)
+                threading.Timer(0.4, source.may_open.set).start()
+
+            threading.Thread(target=cancel_as_it_opens).start()
+            with anyio.CancelScope() as scope:  # it cancels in each turn of the loop
                 await worker.run()
             assert source.may_open.is_set()
             assert not worker.running
