@@ -214,4 +214,4 @@ def test_a_run_that_has_failed_is_shown_and_finished(txbox: Txbox, engine: Engin
     shown = json.loads(txbox("loads", "show", run_id, "--json").out)
     assert (shown["state"], shown["finish"], shown["staging_table"]) == ("finished", None, None)
     assert tuple(shown["counts"][name] for name in COUNTS) == (1, 0, 0, 0, 0, 400, 0)
-    txbox("loads", "resume", "f", *what).failed_in_one_line(1, "there is no bulk load 'f'")
+    txbox("loads", "resume", "x", *what).failed_in_one_line(1, "there is no bulk load 'x'")  # no hex digit
