@@ -136,11 +136,15 @@ PYTHON
 
 plugin_tries() {
   mkdir -p "$work/trial" && cat >"$work/trial/test_trial.py" <<'PYTHON' && pytest_passes "$work/trial"
-from txbox import Message
+from txbox import Message, Outbox
+
+
+def handler(session, message):
+    Outbox().publish(session, "own:there", b"")
 
 
 def test_trial(txbox_trial):
-    assert txbox_trial(lambda session, message: None, Message("p-1", b"")).ok
+    assert txbox_trial(handler, Message("p-1", b"")).ok
 PYTHON
 }
 
