@@ -74,6 +74,28 @@ def test_a_publisher_that_cannot_be_entered_keeps_no_other_from_sending(
     assert (bad.lives, bad.refused) == (["entered"], [])
 
 
+class Stubborn(AsyncRecorder):
+    """Makes another error of the cancellation of its ``__aenter__``, as some clients do."""
+
+    def __init__(self) -> None:
+        super().__init__(at_once)
+        self.entering = threading.Event()
+
+    async def __aenter__(self) -> None:
+        self.entering.set()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            raise ConnectionError("it was not connected") from None
+
+
+def test_a_stop_ends_an_entry_that_makes_another_error_of_its_cancellation(start_both: StartBoth) -> None:
+    far = Stubborn()
+    relay = start_both(far)
+    assert far.entering.wait(20)
+    assert relay.stop(10)
+
+
 def test_one_publisher_of_two_kinds_is_entered_once(engine: Engine, start_both: StartBoth) -> None:
     far = AsyncRecorder(at_once)
     publish(engine, *numbered(1, to=FAR), *numbered(1, to="also:here"))
