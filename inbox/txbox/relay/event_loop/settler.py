@@ -102,7 +102,7 @@ class Settler:
         settled, now = set(done), time.monotonic()
         left = [delivery for delivery in self._waiting if delivery not in settled]
         given_up = [delivery for delivery in left if last_try or delivery.settle_until <= now]
-        self._waiting = [delivery for delivery in left if delivery not in given_up]
+        self._waiting = [] if last_try else [delivery for delivery in left if delivery.settle_until > now]
         return Settled(done, given_up)
 
     def _committed(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:

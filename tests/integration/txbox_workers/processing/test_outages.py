@@ -109,7 +109,7 @@ def test_commit_after_commit_is_lost(proxy: TcpProxy, proxied: Engine, business:
     settled_exactly_once(business, *ids)
 
 
-@pytest.mark.parametrize("how", ["cut", "terminate", "cut while waiting for the answer"])
+@pytest.mark.parametrize("how", ["cut", "terminate", "cut while waiting for the answer", "cut after a time-out"])
 def test_a_connection_that_is_lost_in_the_handler_is_not_the_handler_s_failure(
     proxy: TcpProxy, proxied: Engine, engine: Engine, business: Business, how: str
 ) -> None:
@@ -126,27 +126,14 @@ def test_a_connection_that_is_lost_in_the_handler_is_not_the_handler_s_failure(
             pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
             with engine.connect() as other:
                 other.exec_driver_sql("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+        elif how == "cut after a time-out":
+            give_up_waiting_and_lose(session)
         else:
             proxy.swallow_replies()
             threading.Timer(0.2, lambda: (proxy.accept(), proxy.cut())).start()
             session.execute(text("SELECT 1"))
 
-    source = MemorySource(messages("a", "b", "c"))
-    with at_work(make(source, proxied, handle)):
-        assert source.wait_until_empty(20)
-    settled_exactly_once(business, "a", "b", "c")
-
-
-def test_nor_is_one_that_is_lost_after_a_wait_that_was_cut_short(
-    proxy: TcpProxy, proxied: Engine, business: Business
-) -> None:
-    runs = []
-
-    def handle(session: Session, message: Message) -> None:
-        pay(session, message)
-        runs.append(message.id)
-        if len(runs) > 1:
-            return
+    def give_up_waiting_and_lose(session: Session) -> None:
         try:  # as asyncio.timeout does it
             try:
                 raise asyncio.CancelledError
@@ -159,10 +146,10 @@ def test_nor_is_one_that_is_lost_after_a_wait_that_was_cut_short(
             except DBAPIError as lost:
                 raise RuntimeError("the repository") from lost
 
-    source = MemorySource(messages("a"))
+    source = MemorySource(messages("a", "b", "c"))
     with at_work(make(source, proxied, handle, max_attempts=1)):
         assert source.wait_until_empty(20)
-    settled_exactly_once(business, "a")
+    settled_exactly_once(business, "a", "b", "c")
 
 
 def test_a_database_that_refuses_for_a_while_is_waited_for(
