@@ -1,15 +1,20 @@
 """Calls from an event loop to threads: what blocks, as a ledger or an engine for functions, leaves the loop alone."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from txbox.postgres.drivers.greenlets import in_greenlet, raise_if_cancelled, wait_for
 
 MOST_THREADS = 32
+
+LOOK_SECONDS = 0.5
+"""Between looks of what waits for another thread."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +51,19 @@ class ThreadCalls:
 
 async def _finished(threads: ThreadPoolExecutor, function: Callable[[], T]) -> T:
     call = asyncio.get_running_loop().run_in_executor(threads, function)
-    while not call.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([call])
+    await until_done(call)
     return call.result()
+
+
+async def until_done(
+    call: "asyncio.Future[Any]", seconds: float = math.inf, look: Callable[[], object] = lambda: None
+) -> None:
+    """Wait for the end of a call, for so long, however often this is cancelled: anyio does that again and again.
+
+    ``look`` is called before it waits, and every half second.
+    """
+    ends_at = time.monotonic() + seconds
+    while not call.done() and time.monotonic() < ends_at:
+        look()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([call], timeout=LOOK_SECONDS)

@@ -3,10 +3,8 @@
 import asyncio
 import contextvars
 import logging
-import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError as CallCancelled
 from contextlib import contextmanager, suppress
@@ -19,6 +17,7 @@ from txbox.service import STOP_SECONDS
 from txbox_workers.coroutines.loop_calls import LoopCalls
 from txbox_workers.coroutines.loop_worker import LoopWorker
 from txbox_workers.coroutines.options import DEFAULTS, AsyncWorkerOptions, for_functions
+from txbox_workers.coroutines.thread_calls import LOOK_SECONDS, until_done
 from txbox_workers.delivery import Source
 from txbox_workers.options import lists_options
 
@@ -143,7 +142,7 @@ class AsyncWorker:
         except CallCancelled:  # a check, by _end_start
             return True
         except asyncio.CancelledError:
-            await _until_done(call, CANCEL_SECONDS, self._tell_start)
+            await until_done(call, CANCEL_SECONDS, self._tell_start)
             if call.done():
                 call.exception()  # or else asyncio would say that it was never looked at
             await self._give_up(None)
@@ -167,7 +166,7 @@ class AsyncWorker:
         self._worker.call_off()  # before the batches end, which are not to say that the database is lost
         if stopped is None:
             stopped = asyncio.ensure_future(self.stop(CANCEL_SECONDS))
-        await _until_done(stopped, CANCEL_SECONDS, self._calls.cancel_batches)
+        await until_done(stopped, CANCEL_SECONDS, self._calls.cancel_batches)
         if ids := self._worker.under_way():
             _log.warning(
                 "%s: cancelled %g s ago, and the handlers of these messages have not ended: %s; what they do may still "
@@ -185,33 +184,16 @@ class AsyncWorker:
         await self.stop()
 
 
-LOOK_SECONDS = 0.5
-"""Between looks at whether it was stopped by a call from another thread."""
-
-
 async def _in_thread(function: Callable[[], Any]) -> Any:
     """Call what blocks in a thread, and wait for its end, also if cancelled."""
     call = _call_in_thread(function)
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
-        await _until_done(call)
+        await until_done(call)
         if not call.cancelled():
             call.exception()  # or else asyncio would say that it was never looked at
         raise
-
-
-async def _until_done(
-    call: "asyncio.Future[Any]", seconds: float = math.inf, look: Callable[[], object] = lambda: None
-) -> None:
-    """Wait for the end of a call, for so long, however often this is cancelled: anyio does that again and again."""
-    ends_at = time.monotonic() + seconds
-    while not call.done() and time.monotonic() < ends_at:
-        look()
-        try:
-            await asyncio.wait([call], timeout=LOOK_SECONDS)
-        except asyncio.CancelledError:
-            continue
 
 
 def _call_in_thread(function: Callable[[], Any]) -> "asyncio.Future[Any]":
