@@ -1,6 +1,7 @@
 """Workers with coroutine handlers: each test is a coroutine that it runs itself."""
 
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from sqlalchemy import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from support.waiting import wait_until
 from support.workers.async_worker import Engines
 
 
@@ -30,3 +32,16 @@ def async_engine(named_url: URL) -> Engines:
             await engine.dispose()
 
     return make
+
+
+@pytest.fixture
+def no_threads() -> Iterator[None]:
+    """See that workers leave no thread behind."""
+    before = set(threading.enumerate())
+    yield
+
+    def left() -> set[str]:  # the process has one watchdog; a renewer ends when it has had nothing to do for a while
+        names = {one.name for one in set(threading.enumerate()) - before}
+        return {name for name in names if name not in ("txbox-watchdog", "txbox-leases")}
+
+    wait_until(lambda: not left(), f"no thread is left of {left()}", timeout=5)

@@ -2,14 +2,11 @@
 
 import asyncio
 import logging
-import threading
-from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import URL, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from support.waiting import wait_until
 from support.workers.async_worker import Engines
 from support.workers.awaits import Awaits
 from support.workers.business import APPLY, Business, once
@@ -67,19 +64,6 @@ class Cut:
         async with self.make():
             assert await empty, "it comes again, and is applied"
         return was_cut
-
-
-@pytest.fixture
-def no_threads() -> Iterator[None]:
-    """See that workers leave no thread behind."""
-    before = set(threading.enumerate())
-    yield
-
-    def left() -> set[str]:  # the process has one watchdog; a renewer ends when it has had nothing to do for a while
-        names = {one.name for one in set(threading.enumerate()) - before}
-        return {name for name in names if name not in ("txbox-watchdog", "txbox-leases")}
-
-    wait_until(lambda: not left(), f"no thread is left of {left()}", timeout=5)
 
 
 def connections(engine: Engine, url: URL) -> list[tuple[str, int]]:

@@ -112,7 +112,9 @@ def test_it_pauses_and_goes_on(engine: Engine, business: Business, async_engine:
     asyncio.run(run())
 
 
-def test_a_start_says_what_is_missing_and_leaves_nothing(fresh_database: str, business: Business) -> None:
+def test_a_start_says_what_is_missing_and_leaves_nothing(
+    fresh_database: str, business: Business, no_threads: None
+) -> None:
     async def run() -> None:
         engine = create_async_engine(fresh_database)
         with pytest.raises(SchemaMissing):
@@ -124,10 +126,7 @@ def test_a_start_says_what_is_missing_and_leaves_nothing(fresh_database: str, bu
         with pytest.raises(TxboxError, match="the database cannot be used"):
             await make(MemorySource(), away).start()
 
-    before = set(threading.enumerate())
     asyncio.run(run())
-    left = {thread.name for thread in set(threading.enumerate()) - before}
-    assert left <= {"txbox-watchdog"}, "which is one for the whole process"
 
 
 def test_two_workers_of_one_loop_share_a_source_and_an_engine(business: Business, async_engine: Engines) -> None:
