@@ -30,16 +30,26 @@ class LoopCalls:
         """Whether the loop is closed."""
         return self._loop is not None and self._loop.is_closed()
 
-    def submit(self, batch: Callable[[], T]) -> "Future[T]":
-        """Have a batch run on the loop, from another thread."""
-        return self._submit(batch, self._batches)
+    def submit(self, batch: Callable[[], object], ended: Callable[[], object]) -> None:
+        """Have a batch run on the loop, from another thread, and ``ended`` be called there after it.
+
+        Raises ``RuntimeError`` if the loop is closed; if it is closed before the batch ends, nothing is called.
+        """
+        assert self._loop is not None  # noqa: S101 - for the type checker: bound when the worker starts
+        self._loop.call_soon_threadsafe(self.begin, batch, ended)
+
+    def begin(self, batch: Callable[[], object], ended: Callable[[], object]) -> None:
+        """Have a batch run on the loop, from there: as ``submit``."""
+        assert self._loop is not None  # noqa: S101 - for the type checker
+        task = self._loop.create_task(self._run(batch, self._batches))
+        task.add_done_callback(lambda _: ended())
 
     def call(self, work: Callable[[], T]) -> T:
         """Run something short on the loop, from another thread, and return what it returns.
 
         Raises ``concurrent.futures.CancelledError`` if the loop ends before; and what the work raises.
         """
-        running = self._submit(work, self._others)
+        running = self._call(work)
         while not wait([running], LOOK_SECONDS).done:
             if self.has_ended:  # without having looked at what was submitted, or in the middle of it
                 raise CancelledError
@@ -56,9 +66,9 @@ class LoopCalls:
         for task in self._others:
             cancel(task)
 
-    def _submit(self, work: Callable[[], T], tasks: "set[asyncio.Task[object]]") -> "Future[T]":
-        assert self._loop is not None  # noqa: S101 - for the type checker: bound when the worker starts
-        running = self._run(work, tasks)
+    def _call(self, work: Callable[[], T]) -> "Future[T]":
+        assert self._loop is not None  # noqa: S101 - for the type checker
+        running = self._run(work, self._others)
         try:
             return asyncio.run_coroutine_threadsafe(running, self._loop)
         except RuntimeError:  # the loop is closed

@@ -8,6 +8,7 @@ from typing import Any
 
 from txbox import Outcome
 from txbox.error_logging import log_failure
+from txbox.postgres.drivers.greenlets import is_cancelled
 from txbox_workers.coroutines.loop_calls import LoopCalls
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.polling.context import PollingContext
@@ -16,7 +17,9 @@ from txbox_workers.polling.prefetching_poller import PrefetchingPoller
 
 
 class LoopPoller(PrefetchingPoller):
-    """Receives and settles in threads, and has one more that gives batches to the loop.
+    """Receives and settles in threads, and has one more that waits for batches, and gives them to the loop.
+
+    A batch that is there when another one ends begins at once, on the loop: without a thread to be woken, and back.
 
     In an outage of the database, one batch waits for its end and says so, and nothing is received. Each of many tasks
     would ask, and log, for itself, and take its next batch as long as one of them has not noticed.
@@ -77,27 +80,34 @@ class LoopPoller(PrefetchingPoller):
     def _give(self, given: "_Given") -> None:
         self._given.add(given)
         try:
-            running = self._calls.submit(lambda: self._run_logged(given))
+            self._calls.submit(lambda: self._run_logged(given), lambda: self._done(given))
         except RuntimeError:
             self._give_back(given)
             self._lose()
             self._free.release()
-        else:
-            running.add_done_callback(lambda _: self._done(given))
 
     def _run_logged(self, given: "_Given") -> None:
         given.has_begun = True
         try:
             self._run(given.batch)
+            given.is_over = not is_cancelled()
         except BaseException:  # noqa: BLE001 - a batch that ends silently is the worst outcome
             log_failure("%s: a batch has raised an unexpected error; others go on", self._context.subscriber_id)
         finally:
             self._given.discard(given)
 
     def _done(self, given: "_Given") -> None:
-        if not given.has_begun:  # its task was cancelled before: the loop is ending
-            self._give_back(given)
-        self._free.release()
+        """On the loop: begin the batch that is next, or have the thread wait for one."""
+        after: _Given | None = None
+        try:
+            if not given.has_begun:  # its task was cancelled before: the loop is ending
+                self._give_back(given)
+            elif given.is_over and (batch := self._buffer.take_now()):
+                self._given.add(after := _Given(batch))
+                self._calls.begin(lambda: self._run_logged(after), lambda: self._done(after))
+        finally:
+            if after is None:
+                self._free.release()
 
     def _give_back(self, given: "_Given") -> None:
         self._given.discard(given)
@@ -123,6 +133,7 @@ class _Given:
 
     batch: Sequence[Waiting]
     has_begun: bool = False
+    is_over: bool = False  # as it should be: it was not cancelled, and raised nothing
 
 
 LOOK_SECONDS = 1.0

@@ -149,11 +149,14 @@ class PrefetchBuffer:
                 elif (seconds := self._seconds_to_gather()) > 0:
                     self._arrivals.wait(seconds)
                 elif batch := self._pop():
-                    self._room.notify()  # there may have been too many bytes
-                    if self._ready:
-                        self._arrivals.notify()
                     return batch
             return []
+
+    def take_now(self) -> list[Waiting]:
+        """Return what ``take`` would return without waiting; nothing: it would wait."""
+        with self._lock:
+            may = self._ready and not self._stopping.is_set() and not self._closed() and self._seconds_to_gather() <= 0
+            return self._pop() if may else []
 
     def _seconds_to_gather(self) -> float:
         """Return how long to wait until the batch is begun."""
@@ -175,6 +178,10 @@ class PrefetchBuffer:
                 self._behind[group] = deque()
             batch.append(waiting)
             self._bytes -= len(waiting.delivery.body)
+        if batch:
+            self._room.notify()  # there may have been too many bytes
+            if self._ready:
+                self._arrivals.notify()
         return batch
 
     def end(self, batch: Sequence[Waiting], blocked: Collection[str]) -> list[Waiting]:

@@ -145,6 +145,25 @@ def test_fewer_than_a_batch_wait_for_others_so_long_and_no_longer(clock: Clock) 
     assert named(made.take()) == "-4"
 
 
+def test_who_may_not_wait_gets_what_another_would_get_at_once_or_nothing(clock: Clock) -> None:
+    made = Made(gather_seconds=5.0, batch_size=3)
+    assert made.buffer.take_now() == []
+    made.put("a1 -1")
+    assert made.buffer.take_now() == [], "others may come"
+    made.put("a2 -2")
+    assert named(made.buffer.take_now()) == "a1 -1 a2"
+    made.put("a3")
+    clock.now += 6
+    assert named(made.buffer.take_now()) == "-2", "its group is busy"
+    made.put("-3 -4 -5")
+    made.closed.set()
+    assert made.buffer.take_now() == []
+    made.closed.clear()
+    made.stopping.set()
+    assert made.buffer.take_now() == []
+    assert named(made.buffer.empty()) == "-3 -4 -5 a3"
+
+
 def test_so_many_are_held_at_most_until_they_are_settled() -> None:
     made = Made(prefetch=25)
     assert made.room() == 25
