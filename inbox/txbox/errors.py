@@ -26,6 +26,7 @@
     ├── TableLocked          another session has locked a table, for longer than it is waited for
     ├── InvalidConfiguration an argument or a setting that cannot work
     │   └── NothingKept          an outbox keeps no sent messages to audit
+    ├── ExtraMissing         a package is not installed that an extra brings; a ModuleNotFoundError too
     ├── LetterNotFound       no dead letter of that number waits
     ├── OperationNotFound    no redrive or discard of that number is on record
     ├── OutOfOrder           a dead letter before this one has to be redriven first
@@ -49,6 +50,7 @@ __all__ = [
     "EffectUnknown",
     "EntityMissing",
     "Expired",
+    "ExtraMissing",
     "InFlight",
     "InvalidConfiguration",
     "InvalidMessageId",
@@ -356,6 +358,20 @@ class InvalidConfiguration(TxboxError):
 
 class NothingKept(InvalidConfiguration):
     """An outbox keeps no sent messages, so an audit has nothing to compare with."""
+
+
+class ExtraMissing(TxboxError, ModuleNotFoundError):
+    """A module is not installed that the extra ``extra`` of txbox brings; a ``ModuleNotFoundError`` too.
+
+    ``name`` is the module, as of every ``ImportError``.
+    """
+
+    def __init__(self, extra: str, name: str) -> None:
+        self.extra = extra
+        super().__init__(f"{name} is missing; install it: pip install 'txbox[{extra}]'", name=name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ExtraMissing, (self.extra, self.name)  # the name is no attribute that __dict__ has
 
 
 class LetterNotFound(TxboxError):
