@@ -42,7 +42,7 @@ pass through as SQLAlchemy raises them. ``txbox.postgres.sqlstates`` has those t
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = [
     "BrokerError",
@@ -100,13 +100,16 @@ class SchemaMissing(TxboxError):
     ``lacks`` is the database's message about that column; None if the table is not there.
     """
 
+    remedy: ClassVar = "`txbox db upgrade`"
+    """What makes the tables, and changes them; an adapter sets the command of its framework, as that of Django does."""
+
     def __init__(self, table: str, lacks: str | None = None) -> None:
         self.table = table
         self.lacks = lacks
         what = (
             "does not exist; create it" if lacks is None else f"is of an older version ({lacks}); bring it up to date"
         )
-        super().__init__(f"table {table} {what} with `txbox db upgrade`")
+        super().__init__(f"table {table} {what} with {self.remedy}")
 
 
 class InvalidMessageId(TxboxError):
