@@ -1,5 +1,6 @@
 """Without an extra, what needs it says which one to install."""
 
+import asyncio
 import importlib.metadata
 import re
 import subprocess
@@ -11,7 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from txbox import extras
-from txbox.errors import ExtraMissing
+from txbox.errors import ExtraMissing, InvalidConfiguration
+from txbox.postgres.drivers import greenlets
 
 DOORS = {
     "txbox_http": "http",
@@ -87,6 +89,13 @@ def test_an_error_within_is_told_once() -> None:
     with pytest.raises(ExtraMissing) as told, extras.needs("http"), extras.needs("dashboard"):
         raise ModuleNotFoundError("No module named 'starlette'", name="starlette")
     assert told.value.extra == "dashboard", "the nearest one"
+
+
+def test_coroutines_name_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "greenlet", raising=False)
+    monkeypatch.setattr(greenlets, "find_spec", lambda _: None)
+    with pytest.raises(InvalidConfiguration, match=r"greenlet, which is not installed: pip install 'txbox\[asyncio\]'"):
+        asyncio.run(greenlets.run_in_greenlet(print))
 
 
 def test_each_module_comes_with_its_extra() -> None:
