@@ -26,6 +26,7 @@
     ├── TableLocked          another session has locked a table, for longer than it is waited for
     ├── InvalidConfiguration an argument or a setting that cannot work
     │   └── NothingKept          an outbox keeps no sent messages to audit
+    ├── ExtraMissing         a package is not installed that an extra brings; a ModuleNotFoundError too
     ├── LetterNotFound       no dead letter of that number waits
     ├── OperationNotFound    no redrive or discard of that number is on record
     ├── OutOfOrder           a dead letter before this one has to be redriven first
@@ -41,7 +42,7 @@ pass through as SQLAlchemy raises them. ``txbox.postgres.sqlstates`` has those t
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = [
     "BrokerError",
@@ -49,6 +50,7 @@ __all__ = [
     "EffectUnknown",
     "EntityMissing",
     "Expired",
+    "ExtraMissing",
     "InFlight",
     "InvalidConfiguration",
     "InvalidMessageId",
@@ -98,13 +100,16 @@ class SchemaMissing(TxboxError):
     ``lacks`` is the database's message about that column; None if the table is not there.
     """
 
+    remedy: ClassVar = "`txbox db upgrade`"
+    """What makes the tables, and changes them; an adapter sets the command of its framework, as that of Django does."""
+
     def __init__(self, table: str, lacks: str | None = None) -> None:
         self.table = table
         self.lacks = lacks
         what = (
             "does not exist; create it" if lacks is None else f"is of an older version ({lacks}); bring it up to date"
         )
-        super().__init__(f"table {table} {what} with `txbox db upgrade`")
+        super().__init__(f"table {table} {what} with {self.remedy}")
 
 
 class InvalidMessageId(TxboxError):
@@ -356,6 +361,20 @@ class InvalidConfiguration(TxboxError):
 
 class NothingKept(InvalidConfiguration):
     """An outbox keeps no sent messages, so an audit has nothing to compare with."""
+
+
+class ExtraMissing(TxboxError, ModuleNotFoundError):
+    """A module is not installed that the extra ``extra`` of txbox brings; a ``ModuleNotFoundError`` too.
+
+    ``name`` is the module, as of every ``ImportError``.
+    """
+
+    def __init__(self, extra: str, name: str) -> None:
+        self.extra = extra
+        super().__init__(f"{name} is missing; install it: pip install 'txbox[{extra}]'", name=name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ExtraMissing, (self.extra, self.name)  # the name is no attribute that __dict__ has
 
 
 class LetterNotFound(TxboxError):

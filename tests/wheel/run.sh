@@ -101,6 +101,25 @@ remedy() {
 
 imports() { "$bin/python" -W error -c "import $1"; }
 
+doors_ask() {
+  "$bin/python" -W error - <<'PYTHON'
+import importlib
+
+DOORS = {
+    "http": "txbox_http", "celery": "txbox_celery", "django": "txbox_django", "dashboard": "txbox_dashboard",
+    "aws": "txbox_aws.clients", "spark": "pyspark_txbox", "prometheus": "txbox.instrumentation.prometheus",
+    "otel": "txbox.instrumentation.opentelemetry",
+}
+for extra, door in DOORS.items():
+    try:
+        importlib.import_module(door)
+    except ModuleNotFoundError as error:
+        assert str(error).endswith(f" is missing; install it: pip install 'txbox[{extra}]'"), error
+    else:
+        raise SystemExit(f"{door} was imported without {extra}")
+PYTHON
+}
+
 # Without a database: it says so.
 exporter_answers() {
   local exporter status=0
@@ -190,6 +209,7 @@ step "[] txbox names the extra" remedy "pip install 'txbox\[cli\]'" "$bin/txbox"
 step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory_source"
 step "[] a message type names the extra" remedy "pip install 'txbox\[typed\]'" typed_bodies
 
+step "[] what needs an extra names it" doors_ask
 step "[] pytest finds the plugin, which imports nothing" plugin_is_idle
 
 step "[aws] installs" grown aws

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from txbox import BrokerError, __version__
 from txbox.errors import LedgerError
+from txbox.extras import needs
 
-try:
+with needs("aws"):
     import boto3
     import botocore.session
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
     from botocore.exceptions import ConnectionError as ConnectionFailed
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("boto3 is missing; install it: pip install 'txbox[aws]'", name=error.name) from error
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient

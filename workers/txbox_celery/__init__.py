@@ -1,5 +1,8 @@
 """Celery: a task whose body works in the transaction that records it, so that it is applied once."""
 
-from txbox_celery.inbox_task import MessageParked, inbox_task
+from txbox.extras import needs
+
+with needs("celery"):
+    from txbox_celery.inbox_task import MessageParked, inbox_task
 
 __all__ = ["MessageParked", "inbox_task"]

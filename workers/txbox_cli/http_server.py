@@ -5,8 +5,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import uvicorn
-from starlette.types import ASGIApp
+from txbox.extras import needs
+
+with needs("dashboard"):
+    import uvicorn
+    from starlette.types import ASGIApp
 
 STOP_SECONDS = 5
 """How long answers under way may take at the end."""

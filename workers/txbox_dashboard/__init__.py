@@ -10,7 +10,10 @@ Or ``txbox dashboard``, as a process. Needs ``pip install 'txbox[dashboard]'``. 
 a role that may only read is enough.
 """
 
-from txbox_dashboard.app import dashboard
-from txbox_dashboard.settings import Sensitive
+from txbox.extras import needs
+
+with needs("dashboard"):
+    from txbox_dashboard.app import dashboard
+    from txbox_dashboard.settings import Sensitive
 
 __all__ = ["Sensitive", "dashboard"]

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from txbox import TxboxError
+from txbox import SchemaMissing, TxboxError
 from txbox.error_logging import text_of
 from txbox.postgres.engines import adopt
 from txbox.postgres.sqlstates import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
@@ -296,7 +296,7 @@ def _unavailable(error: Exception) -> Page:
     text = text_of(error.orig or error) if isinstance(error, DBAPIError) else text_of(error)
     text = text.partition("\n")[0]
     if isinstance(error, DBAPIError) and sqlstate(error) in (UNDEFINED_TABLE, UNDEFINED_COLUMN):
-        text += "; `txbox db upgrade` creates the tables, and brings them up to date"
+        text += f"; {SchemaMissing.remedy} creates the tables, and brings them up to date"
     return Page("problem.html", {"title": "The database cannot be used", "text": text}, 503)
 
 

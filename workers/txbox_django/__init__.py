@@ -8,7 +8,10 @@ Django's connection is taken wherever one of psycopg's is. With it, and ``INSTAL
 - ``manage.py txbox_worker MODULE:NAME`` runs it.
 """
 
-from txbox_django.engine import database_engine
-from txbox_django.worker import orm_worker
+from txbox.extras import needs
+
+with needs("django"):
+    from txbox_django.engine import database_engine
+    from txbox_django.worker import orm_worker
 
 __all__ = ["database_engine", "orm_worker"]

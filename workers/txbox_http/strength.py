@@ -88,6 +88,7 @@ class Strength(Protocol):
 
 async def until_done(call: "asyncio.Future[Any]") -> asyncio.CancelledError | None:
     """Wait for the end of a call, however often the request is cancelled meanwhile; return the last cancellation."""
+    # Workers have one of their own (txbox_workers.coroutines): they have no anyio, and this package needs no worker.
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):  # which does not hold off task.cancel() of asyncio
         while not call.done():

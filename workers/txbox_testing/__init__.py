@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from txbox_testing.load_run import load, try_every_point_of_load
     from txbox_testing.relay_run import Relayed, relay
     from txbox_testing.stages.stage import NotSettled
-    from txbox_testing.trial import NotIdempotent, PointResult, TrialReport, try_every_point
+    from txbox_testing.trial import try_every_point
+    from txbox_testing.trial_report import NotIdempotent, PointResult, TrialReport
 
 __all__ = [
     "PLACES",
@@ -53,7 +54,8 @@ _MODULES = {
     "load_run": "load try_every_point_of_load",
     "relay_run": "Relayed relay",
     "stages.stage": "NotSettled",
-    "trial": "NotIdempotent PointResult TrialReport try_every_point",
+    "trial": "try_every_point",
+    "trial_report": "NotIdempotent PointResult TrialReport",
 }
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from txbox.backoff import Backoff
-from txbox.dead_letters.dead_letters import DeadLetterStatements
+from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.errors import NothingKept
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.engines import adopt, refuse_other_encodings

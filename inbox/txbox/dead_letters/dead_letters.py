@@ -46,49 +46,16 @@ from txbox.dead_letters.failures import WAIT_SECONDS, FailureStatements, bounded
 from txbox.dead_letters.letter import DeadLetter, Reason, columns_of, key_of, letter_from
 from txbox.dead_letters.letter_filter import LetterFilter, filtered
 from txbox.dead_letters.order import OrderStatements, ids_of
+from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound, OutOfOrder
 from txbox.horizon import AgeJudge, UnknownAge
 from txbox.message import Message, earliest, fingerprint, time_of_id
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt, refuse_other_encodings
-from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.text import storable
 
 __all__ = ["DeadLetters"]
-
-
-class DeadLetterStatements(SqlFile, file="dead_letters.sql", fragments_of=OrderStatements):
-    """The statements of ``dead_letters.sql``."""
-
-    park: str
-    mark_parked: str
-    mark_expired: str
-    find_recorded: str
-    unmark_parked: str
-    mark_others_mismatch: str
-    waits_parked: str
-    lease_attempts: str
-    wanted: str
-    finds_json: str
-    check_json_path: str
-    create_json_function: str
-    drop_json_function: str
-    letters: str
-    matching_counts: str
-    store_operation: str
-    store_selection: str
-    operations: str
-    next_selected: str
-    lock_selected: str
-    record_outcome: str
-    retry_failed: str
-    finish_operation: str
-    letter_of: str
-    lock_letters: str
-    mark_redriven: str
-    mark_discarded: str
-    letter_counts: str
 
 
 class DeadLetters:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from txbox.dead_letters.dead_letters import DeadLetters, DeadLetterStatements, republish_in
+from txbox.dead_letters.dead_letters import DeadLetters, republish_in
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS
 from txbox.dead_letters.letter import DeadLetter, Reason
 from txbox.dead_letters.letter_filter import LetterFilter, filtered
@@ -47,6 +47,7 @@ from txbox.dead_letters.letter_operation import (
     operation_from,
 )
 from txbox.dead_letters.order import OrderStatements
+from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.errors import InvalidConfiguration, LetterNotFound, OperationNotFound, OutOfOrder
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt

@@ -10,13 +10,12 @@ Every metric has the attribute ``subscriber``, and ``source`` if asked for.
 
 from collections.abc import Callable
 
+from txbox.extras import needs
 from txbox.instrumentation.events import Event
 from txbox.instrumentation.metrics import METRICS, Kind, Metric, figures
 
-try:
+with needs("otel"):
     from opentelemetry.metrics import Meter, MeterProvider, get_meter
-except ModuleNotFoundError as error:
-    raise ImportError("opentelemetry-api is missing; install it: pip install 'txbox[otel]'") from error
 
 __all__ = ["OpenTelemetryHook"]
 

@@ -24,16 +24,15 @@ from typing import overload
 from urllib.parse import urlsplit
 
 from txbox.errors import NotSendable
+from txbox.extras import needs
 from txbox.tracing import NO_SPAN, AttributeValue, Operation, Span, Traced, Tracing
 from txbox.wire.destinations import EVENTBRIDGE, SNS, SQS, scheme
 
-try:
+with needs("otel"):
     from opentelemetry import context as contexts
     from opentelemetry import trace
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-except ModuleNotFoundError as error:
-    raise ImportError("opentelemetry-api is missing; install it: pip install 'txbox[otel]'") from error
 
 __all__ = ["OpenTelemetryTracing"]
 

@@ -11,13 +11,12 @@ Every metric has the label ``subscriber``, and ``source`` if asked for.
 
 from collections.abc import Callable
 
+from txbox.extras import needs
 from txbox.instrumentation.events import Event
 from txbox.instrumentation.metrics import METRICS, Kind, Metric, figures
 
-try:
+with needs("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-except ModuleNotFoundError as error:
-    raise ImportError("prometheus_client is missing; install it: pip install 'txbox[prometheus]'") from error
 
 __all__ = ["PrometheusHook"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from txbox.dead_letters.dead_letters import DeadLetterStatements
 from txbox.dead_letters.order import OrderStatements
+from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.leases.status import LeaseStatus, read_lease_status
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.status import OutboxStatus, read_outbox_status

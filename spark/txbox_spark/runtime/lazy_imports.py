@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from txbox.extras import needs
+
 __all__ = [
     "Column",
     "DataFrame",
@@ -37,7 +39,9 @@ class _Module:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # copy and pickle ask for them of an object that has no name yet
             raise AttributeError(name)
-        value = getattr(import_module(self._name), name)
+        with needs("spark"):
+            module = import_module(self._name)
+        value = getattr(module, name)
         setattr(self, name, value)
         return value
 

@@ -4,13 +4,18 @@ from collections.abc import Iterator
 from io import StringIO
 
 import pytest
+from django.apps import apps
 from django.core.management import call_command
-from django.db import connections
+from django.db import connections, transaction
 from django.db.migrations.loader import MigrationLoader
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import NullPool, create_engine, inspect
 
 from support.django_shop import project
+from txbox import Inbox, SchemaMissing
+from txbox_django import database_engine, orm_worker
 from txbox_migrations import LATEST, current_version, find_drift, upgrade_database
+from txbox_workers.memory_source import MemorySource
+from txbox_workers.worker import Worker
 
 
 @pytest.fixture
@@ -44,6 +49,21 @@ def test_forwards_and_backwards(url: str) -> None:
     assert state(url)[2] == ["django_migrations"]
     migrate()
     assert state(url)[:2] == (LATEST, [])
+
+
+def test_tables_that_are_missing_are_to_be_made_by_migrate(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SchemaMissing, "remedy", SchemaMissing.remedy)
+    apps.get_app_config("txbox_django").ready()
+    told = r"does not exist; create it with `python manage.py migrate`"
+    with pytest.raises(SchemaMissing, match=told), transaction.atomic():
+        Inbox("billing").record(connections["default"], "m1")
+    engine = database_engine(poolclass=NullPool)
+    worker = orm_worker(Worker, MemorySource(), handler=print, inbox=Inbox("billing"), engine=engine)
+    with pytest.raises(SchemaMissing, match=told):
+        worker.start()
+    migrate("0003")
+    with pytest.raises(SchemaMissing, match=r"bring it up to date with `python manage.py migrate`"):
+        worker.start()
 
 
 def test_there_is_one_for_each_version_and_none_to_make(url: str) -> None:

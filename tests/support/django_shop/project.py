@@ -8,6 +8,8 @@ from django.conf import settings
 from django.db import connections
 from sqlalchemy import make_url
 
+from txbox.errors import SchemaMissing
+
 
 def database(url: str) -> dict[str, Any]:
     """Return what DATABASES has for a URL of SQLAlchemy's."""
@@ -35,6 +37,7 @@ def use(url: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment(url).items():
                 patch.setenv(name, value)
+            patch.setattr(SchemaMissing, "remedy", SchemaMissing.remedy)  # nor are tables theirs to migrate
             django.setup()
     for alias in ("default", "other"):
         connections[alias].close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
 
 # pyspark may leave it to the garbage collector to close a socket that it has read rows from: seen with 4.0.
 UNCLOSED = r"ignore:unclosed <socket\.socket .*127\.0\.0\.1:ResourceWarning"
+
+ARTIFACTS = Path("artifacts").resolve()
+"""Spark 4.0 makes it where it is started; newer ones, in Java's temporary folder."""
 
 
 @pytest.fixture(scope="session")
@@ -29,12 +35,20 @@ def spark(note_server: Callable[[str], None]) -> Iterator[SparkSession]:
     session.stop()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Have every Spark compile for a short life, and find the Java of txbox[embedded] on a machine without one.
 
-    Two fifths of the time of a JVM went into compiling a second time, for speed that no test lives to see.
+    Two fifths of the time of a JVM went into compiling a second time, for speed that no test lives to see. One that is
+    killed leaves its temporary files, so these are in a folder that is removed at the end, with the warehouse that
+    Spark would make here.
     """
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+    if "SPARK_SUBMIT_OPTS" not in os.environ:  # in a process of pytest-xdist it is there
+        folder = Path(tempfile.mkdtemp(prefix="txbox-spark-"))
+        left = [folder] if ARTIFACTS.exists() else [folder, ARTIFACTS]
+        for one in left:
+            config.add_cleanup(partial(shutil.rmtree, one, ignore_errors=True))
+        options = f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={folder} -Dspark.sql.warehouse.dir={folder / 'warehouse'}"
+        os.environ["SPARK_SUBMIT_OPTS"] = options
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         from txbox_spark.runtime.java import java_environment
 

@@ -14,6 +14,7 @@ EXAMPLES = [
     errors.EffectFailed("account.sql, line 3: division by zero"),
     errors.EffectUnknown("the mail server hung up before it had answered"),
     errors.EntityMissing("account", "account_id = 7"),
+    errors.ExtraMissing("aws", "boto3"),
     errors.InFlight("billing", ["m-1", "m-2"]),
     errors.InFlight("mailing", ["m-1"], seconds=12.5),
     errors.InvalidConfiguration("Worker.threads must be at least 1, not 0"),
@@ -49,6 +50,9 @@ ABOVE = {
     "TransactionAborted": errors.TransactionEnded,
 }
 
+ALSO = {"ExtraMissing": (ModuleNotFoundError,), "MalformedMessage": (ValueError,)}
+"""Errors that are of another kind, too."""
+
 
 def all_below(kind: type[Exception]) -> set[type[Exception]]:
     below = set(kind.__subclasses__())
@@ -63,8 +67,7 @@ def test_the_tree_in_the_docstring_is_the_tree_of_classes() -> None:
     assert sorted([*drawn, "TxboxError"]) == sorted(errors.__all__)
     for name in drawn:
         above = ABOVE.get(name, errors.TxboxError)
-        also = (ValueError,) if name == "MalformedMessage" else ()
-        assert getattr(errors, name).__bases__ == (above, *also), "where the tree draws it"
+        assert getattr(errors, name).__bases__ == (above, *ALSO.get(name, ())), "where the tree draws it"
 
 
 def test_every_error_has_an_example_here() -> None:
@@ -78,6 +81,7 @@ def test_an_error_survives_a_journey_to_another_process(error: errors.TxboxError
         assert type(arrived) is type(error)
         assert str(arrived) == str(error)
         assert vars(arrived) == vars(error)
+        assert getattr(arrived, "name", None) == getattr(error, "name", None)
 
 
 def test_in_flight_names_one_message_and_counts_many() -> None:

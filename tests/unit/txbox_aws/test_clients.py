@@ -1,7 +1,5 @@
 """The clients of every use: how often they try and how long they wait, and boto3's errors in our words."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +217,3 @@ def test_what_is_other_in_each_answer_is_left_out() -> None:
         with pytest.raises(BrokerError) as caught, translated(SQS, "there"):
             raise ClientError({"Error": {"Code": "AccessDenied", "Message": said}}, "ReceiveMessage")
         assert f"AccessDenied: {kept}; grant" in str(caught.value)
-
-
-def test_without_boto3_the_remedy_is_named() -> None:
-    program = "import sys; sys.modules['boto3'] = None\nimport txbox_aws.clients"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert "ModuleNotFoundError: boto3 is missing; install it: pip install 'txbox[aws]'" in ended.stderr

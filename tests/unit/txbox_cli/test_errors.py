@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from txbox import BrokerError, TxboxError
+from txbox.errors import ExtraMissing
 from txbox_cli.app import _MaskingFormatter
 from txbox_cli.errors import explain, mask, masked_traceback
 
@@ -40,7 +41,7 @@ def test_passwords_are_masked(text: str, masked: str) -> None:
         (FileNotFoundError(2, "No such file", "/x"), "/x: No such file"),
         (OSError("odd"), "odd"),
         (UnicodeEncodeError("utf-8", "a\udcff\udcfeb", 1, 3, "no"), r"'\udcff\udcfe' is not UTF-8"),
-        (ModuleNotFoundError("m", name="boto3.session"), "boto3.session is missing; install it: pip install"),
+        (ExtraMissing("aws", "boto3"), "boto3 is missing; install it: pip install 'txbox[aws]'"),
         (
             ModuleNotFoundError("No module named 'x'", name="x"),
             "ModuleNotFoundError: No module named 'x'; this was not",

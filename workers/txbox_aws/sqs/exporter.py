@@ -12,14 +12,13 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from txbox.error_logging import text_of
+from txbox.extras import needs
 from txbox_aws.clients import sqs_client
 from txbox_aws.sqs.queues import queue_backlog
 
-try:
+with needs("prometheus"):
     from prometheus_client.core import GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
-except ModuleNotFoundError as error:
-    raise ImportError("prometheus_client is missing; install it: pip install 'txbox[prometheus]'") from error
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from txbox.errors import ExtraMissing
 from txbox.relay import AsyncPublisher, Publisher, Relay
 from txbox.relay.event_loop.async_sender import CONCURRENCY
 from txbox.relay.poller import IDLE_SECONDS
@@ -227,8 +228,8 @@ def _publishers(own: Mapping[str, Publisher | AsyncPublisher] | None) -> Mapping
     """Return AWS's publishers and these; without boto3 only these, if there are any."""
     try:
         from txbox_aws.publishers import aws_publishers
-    except ModuleNotFoundError as error:
-        if own and (error.name or "").partition(".")[0] in ("boto3", "botocore"):
+    except ExtraMissing:
+        if own:
             return own
         raise
     return {**aws_publishers(), **(own or {})}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from txbox import Expired, InFlight, InvalidMessageId, MalformedMessage, Mismatch
+from txbox import Expired, InFlight, InvalidMessageId, MalformedMessage, Mismatch, SchemaMissing
 from txbox.dead_letters.failures import describe
 from txbox.dead_letters.order import KeyHeld
 from txbox.postgres.drivers.greenlets import is_cancelled
@@ -112,9 +112,9 @@ def recording_errors() -> Iterator[None]:
 def _ours(error: BaseException, *, before_handler: bool) -> DatabaseUnavailable:
     """As ``unavailable``, of a statement of txbox: the missing table or column is one of its own."""
     found = unavailable(error, before_handler=before_handler)
-    if sqlstate(error) in (UNDEFINED_TABLE, UNDEFINED_COLUMN) and UPGRADE not in str(found):
+    if sqlstate(error) in (UNDEFINED_TABLE, UNDEFINED_COLUMN) and SchemaMissing.remedy not in str(found):
         return DatabaseUnavailable(
-            f"{found}; bring the tables up to date with {UPGRADE}", before_handler=before_handler
+            f"{found}; bring the tables up to date with {SchemaMissing.remedy}", before_handler=before_handler
         )
     return found
 
@@ -128,6 +128,3 @@ def unavailable(error: BaseException, *, before_handler: bool = False) -> Databa
 def without_values(error: BaseException) -> BaseException:
     """Return the driver's error, where SQLAlchemy's error around it would print the statement's values."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-
-
-UPGRADE = "`txbox db upgrade`"

@@ -56,9 +56,7 @@ async def run_in_greenlet(function: Callable[P, T], /, *args: P.args, **kwargs: 
         InvalidConfiguration: there is no package greenlet.
     """
     if "greenlet" not in sys.modules and find_spec("greenlet") is None:
-        raise InvalidConfiguration(
-            "coroutines need the package greenlet: install txbox[asyncio], or sqlalchemy[asyncio]"
-        )
+        raise InvalidConfiguration("coroutines need greenlet, which is not installed: pip install 'txbox[asyncio]'")
     from sqlalchemy.util import greenlet_spawn
 
     return await greenlet_spawn(partial(function, *args, **kwargs))

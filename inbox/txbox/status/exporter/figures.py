@@ -20,7 +20,7 @@ import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from txbox.dead_letters.dead_letters import DeadLetterStatements
+from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.error_logging import text_of
 from txbox.errors import TxboxError
 from txbox.instrumentation.events import MAINTAINER

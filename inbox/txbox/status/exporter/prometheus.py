@@ -16,13 +16,12 @@ from collections.abc import Iterable
 from sqlalchemy import Engine
 
 from txbox.errors import InvalidConfiguration
+from txbox.extras import needs
 from txbox.status.exporter.figures import GAUGES, LIMIT_SECONDS, Figures, FiguresReader
 
-try:
+with needs("prometheus"):
     from prometheus_client.core import GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
-except ModuleNotFoundError as error:
-    raise ImportError("prometheus_client is missing; install it: pip install 'txbox[prometheus]'") from error
 
 __all__ = ["DatabaseCollector"]
 

@@ -1,8 +1,5 @@
 """The Prometheus exporter, against the real library."""
 
-import subprocess
-import sys
-
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -101,14 +98,3 @@ def test_every_kind_of_event_is_taken(registry: CollectorRegistry) -> None:
     taken = {type(event) for event in (*STORY, *LOST, *RESTORED)}
     kinds = {getattr(events, name) for name in events.__all__} - {events.Event, events.Hook, events.emit}
     assert taken == kinds
-
-
-@pytest.mark.parametrize(
-    ("module", "missing", "extra"),
-    [("prometheus", "prometheus_client", "prometheus"), ("opentelemetry", "opentelemetry", "otel")],
-)
-def test_without_the_extra_the_error_says_what_to_install(module: str, missing: str, extra: str) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; import txbox.instrumentation.{module}"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.stderr.splitlines()[-1].startswith("ImportError: ")
-    assert f"pip install 'txbox[{extra}]'" in ended.stderr

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from sqlalchemy import Engine
 
+from txbox.extras import needs
 from txbox.service import StopSignals, next_signal
 from txbox_cli.commands.operate.metrics_server import answering, line
 from txbox_cli.options import Database, DatabaseOptions, checked_queue_urls
@@ -86,7 +87,8 @@ def exporting(
     queues: Sequence[str] = (),
 ) -> Iterator[int]:
     """Answer while entered; yields the port."""
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    with needs("prometheus"):
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
     from txbox.status.exporter.prometheus import DatabaseCollector
 
