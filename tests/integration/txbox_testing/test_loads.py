@@ -49,6 +49,7 @@ def test_a_load_that_dies_at_its_second_chunk_is_finished(
     assert rows("SELECT count(*) FROM pg_trigger WHERE tgname = 'txbox_testing_end'") == [0]
 
 
+@pytest.mark.timeout(600)  # seven loads, and the machine may be busy
 def test_what_is_in_the_chunk_s_transaction_passes(booked: Callable[..., Load], engine: Engine) -> None:
     report = try_every_point_of_load(booked(), engine=engine)
     assert [point.name for point in report.points] == [
