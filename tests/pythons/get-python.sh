@@ -42,7 +42,7 @@ if works; then
 fi
 [[ $(type -P apt-get) && $(type -P dpkg-deb) && -r $KEYS ]] || fail 'this is no Debian to get it from'
 release=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
-mirror=$(apt-get update --print-uris | sed -n "s,^'\(.*\)/dists/$release/InRelease'.*,\1,p" | head -n 1)
+mirror=$(apt-get update --print-uris | sed -n "s,^'\(.*\)/dists/$release/InRelease'.*,\1,p" | head -n 1 || true)
 [[ -n $mirror ]] || fail "apt on this machine has no source of $release"
 
 trap cleanup EXIT
