@@ -34,13 +34,13 @@ apt() {
 }
 
 (($# == 1)) || { echo "usage: ${0##*/} FOLDER" >&2; exit 2; }
+[[ $(type -P apt-get) && $(type -P dpkg-deb) && -r $KEYS ]] || fail 'this is no Debian to get it from'
 folder=$(realpath -m "$1")
 readonly folder program=$folder/usr/bin/python$VERSION
 if works; then
   echo "$program"
   exit
 fi
-[[ $(type -P apt-get) && $(type -P dpkg-deb) && -r $KEYS ]] || fail 'this is no Debian to get it from'
 release=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
 mirror=$(apt-get update --print-uris | sed -n "s,^'\(.*\)/dists/$release/InRelease'.*,\1,p" | head -n 1 || true)
 [[ -n $mirror ]] || fail "apt on this machine has no source of $release"

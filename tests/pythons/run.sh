@@ -9,22 +9,22 @@ make_python=$1
 environment=$2
 shift 2
 beside=$(dirname "$("$make_python" -c 'import sys; print(sys.base_prefix)')")
-versions=()
-declare -A found
+found=()
 for version in 3.12 3.13 3.14; do
-  for one in "$(command -v "python$version" || true)" "$beside/$version".*/bin/python; do
-    if [ -x "$one" ] && "$one" -c 'import venv' 2>/dev/null; then
-      found[$version]=$one
-      break
-    fi
+  for one in "$(command -v "python$version" || true)" "$beside/$version".*/bin/python ''; do
+    if [ -x "$one" ] && "$one" -c 'import venv' 2>/dev/null; then break; fi
   done
-  if [ -n "${found[$version]:-}" ] || [ "$version" = 3.14 ]; then versions+=("$version"); fi
+  if [ -n "$one" ] || [ "$version" = 3.14 ]; then found+=("$version=$one"); fi
 done
 day=$((10#$(date +%j)))
-version=${PYTHON_TURN:-${versions[$((day % ${#versions[@]}))]}}
-sqlalchemy=${SQLALCHEMY_TURN:-2.$((day / ${#versions[@]} % 2))}
-echo "Python $version and SQLAlchemy $sqlalchemy have their turn, of Python ${versions[*]}"
-python=${found[$version]:-}
+turn=${found[$((day % ${#found[@]}))]}
+version=${PYTHON_TURN:-${turn%%=*}}
+sqlalchemy=${SQLALCHEMY_TURN:-2.$((day / ${#found[@]} % 2))}
+echo "Python $version and SQLAlchemy $sqlalchemy have their turn, of Python $(printf '%s ' "${found[@]%%=*}")"
+python=
+for one in "${found[@]}"; do
+  if [ "${one%%=*}" = "$version" ]; then python=${one#*=}; fi
+done
 if [ -z "$python" ] && [ "$version" = 3.14 ]; then
   python=$("$(dirname "$0")/get-python.sh" "$environment-python$version") || true
 fi
