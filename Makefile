@@ -200,5 +200,5 @@ constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in co
 
 .PHONY: clean
 clean: ## Remove what the other targets made
-	@rm -rf $(VENV) $(OLDEST) $(VENV)-turn dist site build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/results
+	@rm -rf $(VENV) $(OLDEST) $(VENV)-turn $(VENV)-turn-python3.* dist site build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/results
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,36 +1,40 @@
 #!/usr/bin/env bash
 # Run tests with another Python than the one that make has, and with either SQLAlchemy: run.sh PYTHON ENVIRONMENT TESTS...
 #
-# Of the Pythons from 3.12 to 3.14 that are in the path, or beside make's, as with pyenv, the day decides which has its
-# turn, and so for SQLAlchemy 2.0 and 2.1. PYTHON_TURN=3.13 and SQLALCHEMY_TURN=2.0 decide otherwise.
+# Of the Pythons from 3.12 to 3.14 the day decides which has its turn: of those in the path, or beside make's, as with
+# pyenv, and of 3.14, which get-python.sh gets where it is missing. So for SQLAlchemy 2.0 and 2.1. PYTHON_TURN=3.13 and
+# SQLALCHEMY_TURN=2.0 decide otherwise.
 set -euo pipefail
-beside=$(dirname "$("$1" -c 'import sys; print(sys.base_prefix)')")
+make_python=$1
 environment=$2
 shift 2
+beside=$(dirname "$("$make_python" -c 'import sys; print(sys.base_prefix)')")
 found=()
 for version in 3.12 3.13 3.14; do
-  for one in "$(command -v "python$version" || true)" "$beside/$version".*/bin/python; do
-    if [ -x "$one" ] && "$one" -c 'import ensurepip, venv' 2>/dev/null; then
-      found+=("$version=$one")
-      break
-    fi
+  for one in "$(command -v "python$version" || true)" "$beside/$version".*/bin/python ''; do
+    if [ -x "$one" ] && "$one" -c 'import venv' 2>/dev/null; then break; fi
   done
+  if [ -n "$one" ] || [ "$version" = 3.14 ]; then found+=("$version=$one"); fi
 done
-if [ ${#found[@]} = 0 ]; then
-  echo "this machine has no other Python, from 3.12 to 3.14; its turn is left out"
-  exit 0
-fi
 day=$((10#$(date +%j)))
 turn=${found[$((day % ${#found[@]}))]}
-for one in "${found[@]}"; do
-  if [ "${one%%=*}" = "${PYTHON_TURN:-}" ]; then turn=$one; fi
-done
+version=${PYTHON_TURN:-${turn%%=*}}
 sqlalchemy=${SQLALCHEMY_TURN:-2.$((day / ${#found[@]} % 2))}
-version=${turn%%=*} python=${turn#*=}
 echo "Python $version and SQLAlchemy $sqlalchemy have their turn, of Python $(printf '%s ' "${found[@]%%=*}")"
-pip=("$environment/bin/python" -m pip --quiet --disable-pip-version-check)
-"$python" -m venv --clear "$environment"
+python=
+for one in "${found[@]}"; do
+  if [ "${one%%=*}" = "$version" ]; then python=${one#*=}; fi
+done
+if [ -z "$python" ] && [ "$version" = 3.14 ]; then
+  python=$("$(dirname "$0")/get-python.sh" "$environment-python$version") || true
+fi
+if [ -z "$python" ]; then
+  echo "this machine has no Python $version; its turn is left out"
+  if [ -n "${PYTHON_TURN:-}" ]; then exit 1; fi # it was asked for by name
+  exit 0
+fi
+"$python" -m venv --clear --without-pip "$environment"
 grep -v -i '^sqlalchemy==' constraints.txt > "$environment/constraints.txt"
-"${pip[@]}" install -c "$environment/constraints.txt" --upgrade pip
-"${pip[@]}" install -c "$environment/constraints.txt" -e '.[all]' --group test "sqlalchemy==$sqlalchemy.*"
+"$make_python" -m pip --python "$environment/bin/python" --quiet --disable-pip-version-check install \
+  -c "$environment/constraints.txt" -e '.[all]' --group test "sqlalchemy==$sqlalchemy.*"
 "$environment/bin/python" -P -m pytest "$@"

@@ -84,6 +84,26 @@ def test_a_python_that_is_too_old_is_named(make: Make, stub: Stub) -> None:
     )
 
 
+@pytest.mark.parametrize(("asked_for", "status"), [({}, 0), ({"PYTHON_TURN": "3.14"}, 1)])
+def test_a_python_that_cannot_be_had_is_left_out_aloud_unless_it_was_asked_for(
+    programs: Path, stub: Stub, tmp_path: Path, asked_for: dict[str, str], status: int
+) -> None:
+    for name in ("bash", "date", "dirname", "realpath"):
+        (programs / name).symlink_to(shutil.which(name) or "")
+    stub("python", "echo /nowhere/3.11")  # where make's Python is, and no other beside it
+    ended = subprocess.run(
+        [REPOSITORY / "tests/pythons/run.sh", programs / "python", tmp_path / "environment"],
+        env={"PATH": str(programs), **asked_for},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ended.returncode == status
+    assert ended.stdout.endswith("this machine has no Python 3.14; its turn is left out\n")
+    assert "this is no Debian to get it from" in ended.stderr
+
+
 def test_tests_run_side_by_side_unless_one_asks_for_one_process(make: Make) -> None:
     ended = make("--dry-run", "test", "TESTS=-n0 tests/unit")
     assert ended.returncode == 0, ended.stderr

@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -125,6 +126,17 @@ def test_a_module_offers_these_names_and_no_others(name: str) -> None:
     module = importlib.import_module(name)
     assert sorted(module.__all__) == PUBLIC[name].split()
     assert [public for public in module.__all__ if not hasattr(module, public)] == []
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_annotations_can_be_looked_up(name: str) -> None:
+    """Since Python 3.14 they are evaluated when they are asked for, so a method ``list`` is taken for the type."""
+    module = importlib.import_module(name)
+    for public in map(vars(module).get, module.__all__):
+        for member in [public, *vars(public).values()] if inspect.isclass(public) else [public]:
+            function = getattr(member, "fget", getattr(member, "__func__", member))
+            if inspect.isclass(function) or inspect.isfunction(function):
+                inspect.get_annotations(function)
 
 
 def test_every_module_of_the_reference_is_pinned() -> None:

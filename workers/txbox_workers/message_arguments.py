@@ -128,10 +128,11 @@ def _annotation(handler: Any, parameter: inspect.Parameter) -> Any:
     try:
         return get_type_hints(holder, names, include_extras=True)["parameter"]
     except NameError as error:
-        if _MESSAGE_BY_NAME.fullmatch(_FORWARD_REF.sub(r"\g<name>", str(parameter.annotation))):
+        written = _FORWARD_REF.sub(r"\g<name>", str(parameter.annotation))
+        if _MESSAGE_BY_NAME.fullmatch(written):
             return Message  # imported for the type checker only, as it may be
         raise InvalidConfiguration(
-            f"its annotation {parameter.annotation!r} cannot be looked up ({error}); import it also at run time, and "
+            f"its annotation {written!r} cannot be looked up ({error}); import it also at run time, and "
             "not only under TYPE_CHECKING, or define it outside of functions"
         ) from error
     except (SyntaxError, TypeError, AttributeError) as error:

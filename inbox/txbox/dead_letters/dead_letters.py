@@ -222,7 +222,7 @@ class DeadLetters:
         redriven: bool = False,
         after: int = 0,
         limit: int = 100,
-    ) -> list[DeadLetter]:
+    ) -> "list[DeadLetter]":
         """Return a page of dead letters, oldest first.
 
         Args:

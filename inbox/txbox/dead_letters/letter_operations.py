@@ -81,7 +81,7 @@ class LetterOperations:
         self._statements = DeadLetterStatements.load(schema, prefix)
         self._order = OrderStatements.load(schema, prefix)
 
-    def counts(self, which: LetterFilter, *, expired: bool = False) -> list[LetterCount]:
+    def counts(self, which: LetterFilter, *, expired: bool = False) -> "list[LetterCount]":
         """Return how many letters a filter means now, by subscriber and reason; nothing is selected.
 
         ``expired`` is as for ``select``: without it, those that were parked as expired keep what is behind them.
@@ -223,7 +223,7 @@ class LetterOperations:
             connection.exec_driver_sql(self._order.follow, {"operation_id": operation_id})
             return any(not held.stuck for held in self._held_keys(connection, operation_id))
 
-    def list(self, *, unfinished: bool = False, limit: int = 100) -> list[LetterOperation]:
+    def list(self, *, unfinished: bool = False, limit: int = 100) -> "list[LetterOperation]":
         """Return the operations, the last first; ``unfinished``: only those that are not done."""
         parameters = {"operation_id": None, "unfinished": unfinished, "page": limit}
         with short_transaction(self._engine) as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -110,8 +111,9 @@ def test_message_may_be_imported_for_the_type_checker_only() -> None:
 
 def test_what_is_imported_for_the_type_checker_only_keeps_no_handler_from_its_lease() -> None:
     assert made(defined("session: Hidden, message, *, lease: Lease"), ledger=True) == ("", False)
-    with pytest.raises(InvalidConfiguration, match=r"TYPE_CHECKING"):
-        made(defined("session, hidden: Hidden"))
+    for annotation in ("Hidden", "list[Hidden]"):
+        with pytest.raises(InvalidConfiguration, match=rf"{re.escape(repr(annotation))} cannot be .*TYPE_CHECKING"):
+            made(defined(f"session, hidden: {annotation}"))
 
 
 def defined(parameters: str) -> Any:

@@ -118,7 +118,7 @@ class Generations:
         with short_transaction(self._engine) as connection:
             return bool(connection.exec_driver_sql(self._sql.rotates).scalar_one_or_none())
 
-    def list(self) -> list[Generation]:
+    def list(self) -> "list[Generation]":
         """Return the generations, oldest first; none if the inbox is one table."""
         with short_transaction(self._engine) as connection:
             rows = connection.exec_driver_sql(self._sql.generations).mappings()

@@ -115,7 +115,7 @@ class Process:
         """Its exit status, negative for a signal."""
         return self._process.wait()
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: "signal.Signals") -> None:
         """Send it a signal, unless it has ended."""
         self._process.send_signal(number)
 
