@@ -313,12 +313,21 @@ SELECT set_config('synchronous_commit', CASE reset_val WHEN 'off' THEN 'on' ELSE
 FROM pg_settings WHERE name = 'synchronous_commit'
 
 -- name: delete_messages
--- Delete messages that were sent, or parked.
+-- Delete messages that were sent.
 -- parameters: lanes text, positions text
 -- returns: nothing
 DELETE FROM {{outbox_message}} AS m
 USING unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS gone (lane, position)
 WHERE m.lane = gone.lane AND m.position = gone.position
+
+-- name: take_messages
+-- Delete messages that are to be parked.
+-- parameters: lanes text, positions text
+-- returns: lane, position; not of those that were parked already, by a settlement whose answer was lost
+DELETE FROM {{outbox_message}} AS m
+USING unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS dead (lane, position)
+WHERE m.lane = dead.lane AND m.position = dead.position
+RETURNING m.lane, m.position
 
 -- name: keep_messages
 -- Move messages that were sent to outbox_sent.
@@ -336,16 +345,16 @@ ON CONFLICT DO NOTHING
 
 -- name: postpone_messages
 -- Have refused messages sent again after a pause, and hold their keys.
--- parameters: lanes text, positions text, errors text[], pauses interval[], counted boolean[] (whether each is an
---   attempt)
+-- parameters: lanes text, positions text, errors text[], pauses interval[], attempts int[] (of each, with this one; not
+--   added to what is there: a settlement whose COMMIT was applied, and whose answer was lost, is tried again)
 -- returns: nothing
 UPDATE {{outbox_message}} AS m
-SET attempts = m.attempts + refused.counted::int, held = m.key IS NOT NULL, error = refused.error,
+SET attempts = greatest(m.attempts, refused.attempts), held = m.key IS NOT NULL, error = refused.error,
   due_at = clock_timestamp() + refused.pause
 FROM unnest(
   %(lanes)s::text::bigint[], %(positions)s::text::bigint[], %(errors)s::text[], %(pauses)s::interval[],
-  %(counted)s::boolean[]
-) AS refused (lane, position, error, pause, counted)
+  %(attempts)s::int[]
+) AS refused (lane, position, error, pause, attempts)
 WHERE m.lane = refused.lane AND m.position = refused.position
 
 -- name: hold_messages

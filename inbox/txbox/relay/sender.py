@@ -70,6 +70,7 @@ class RelayStatements(SqlFile, file="relay.sql"):
     read_due: str
     wait_for_disk: str
     delete_messages: str
+    take_messages: str
     keep_messages: str
     postpone_messages: str
     hold_messages: str
@@ -308,15 +309,17 @@ class Sender:
             # Before the rest of its key is sent, the end of a message, or its place before them, is on the disk.
             cursor.execute(sql.wait_for_disk)
         if settlement.dead:
+            cursor.execute(sql.take_messages, _places([row for row, _ in settlement.dead]))
+            taken = set(cursor.fetchall())
             for row, refusal in settlement.dead:
-                self._letters.park_in(connection, _letter(row, refusal))
-            cursor.execute(sql.delete_messages, _places([row for row, _ in settlement.dead]))
+                if (row.lane, row.position) in taken:
+                    self._letters.park_in(connection, _letter(row, refusal))
         if settlement.again:
             parameters = {
                 **_places([row for row, _ in settlement.again]),
                 "errors": [storable(refusal.error)[:MAX_ERROR_CHARACTERS] for _, refusal in settlement.again],
                 "pauses": [self._pause(row) for row, _ in settlement.again],
-                "counted": [refusal.counted for _, refusal in settlement.again],
+                "attempts": [row.message.attempts + refusal.counted for row, refusal in settlement.again],
             }
             cursor.execute(sql.postpone_messages, parameters)
         if settlement.behind:
