@@ -190,6 +190,8 @@ class AsyncFunctionPublisher:
                 except BrokerError as error:
                     outages.append(error)
                     return
+                except GeneratorExit:  # its loop has ended before, and nothing more may begin
+                    raise
                 except BaseException as error:  # it is the host's code; SystemExit would end the loop
                     # A function may await what was cancelled; the group would take no notice of that.
                     if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():

@@ -1,6 +1,6 @@
 """Settlements of async publishers' messages: tried again as long as their claims stand, and each counts once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
