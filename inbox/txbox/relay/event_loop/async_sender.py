@@ -118,6 +118,7 @@ class AsyncSender:
         self._fewer_lanes, self._full_at = MOST_LANES, 0.0
         self._ended: deque[Delivery] = deque()  # the loop has done with them
         self._stuck: deque[Delivery] = deque()  # their coroutine goes on although it was cancelled
+        self._time_is_over = False
 
     def run(self) -> None:
         """Send until the scheduler is closed, and what was begun is settled."""
@@ -140,8 +141,14 @@ class AsyncSender:
         self._loop.close()
 
     def cancel(self) -> None:
-        """Cancel the calls under way: what was not confirmed counts as not sent. May be called by any thread."""
+        """End a stop whose time is over. May be called by any thread.
+
+        Calls under way are cancelled: what was not confirmed counts as not sent. What could not be settled is tried once
+        more.
+        """
+        self._time_is_over = True
         self._loop.cancel()
+        self._scheduler.wake()
 
     def _work(self) -> None:
         """Wait for something to do, and do it."""
@@ -307,7 +314,9 @@ class AsyncSender:
 
     def _settle(self, ended: Sequence[Delivery]) -> None:
         """Settle what has ended, release its lanes, and give the claims back."""
-        settled = self._settler.settle(ended, last_try=self._scheduler.closed)
+        if self._scheduler.closed:
+            self._settler.hurry()
+        settled = self._settler.settle(ended, last_try=self._time_is_over)
         for delivery in settled.done:
             delivery.session.release(delivery.claim.lanes)
             self._forget(delivery)
@@ -320,7 +329,7 @@ class AsyncSender:
     def _finish_lost(self, delivery: Delivery) -> None:
         """Give back a claim whose coroutine has ended at last."""
         claim, dispatched = delivery.claim, delivery.dispatched
-        result = ClaimResult(fresh=dict(claim.fresh), due=set(claim.due), outage=dispatched.outage)
+        result = ClaimResult(fresh=dict(claim.fresh), due=set(claim.due), outage=dispatched.outage, is_async=True)
         result.destination = delivery.rows[0].message.destination
         self._forget(delivery)
         self._report(result, self._scheduler.finish(claim, result))

@@ -65,6 +65,15 @@ class Settler:
         self._outages = 0  # tries since a transaction could be committed
         self._refused: set[str] = set()  # destinations that were refused since one was settled
         self._try_at = -math.inf
+        self._hurries = False
+
+    def hurry(self) -> None:
+        """Try again at once, and then often: a stop has begun, whose time is short."""
+        if not self._hurries:
+            self._hurries = True
+            self._try_at = -math.inf
+            for delivery in self._waiting:
+                delivery.settle_at = -math.inf
 
     @property
     def works(self) -> bool:
@@ -111,7 +120,7 @@ class Settler:
             self._commit(deliveries)
         except Exception as error:  # noqa: BLE001 - it is the driver's, or of a listener of the host's
             self._outages += 1
-            pause = OUTAGE_BACKOFF.seconds(self._outages)
+            pause = self._pause(self._outages)
             self._try_at = time.monotonic() + pause
             self._check_claims()  # it may not be the settlement's fault
             if not deliveries or not self._can_settle():
@@ -123,7 +132,7 @@ class Settler:
             for delivery in deliveries:
                 self._refused.add(delivery.rows[0].message.destination)
                 delivery.failures += 1
-                pause = OUTAGE_BACKOFF.seconds(delivery.failures)
+                pause = self._pause(delivery.failures)
                 delivery.settle_at = time.monotonic() + pause
                 self._on_failure(error, pause)
             return []
@@ -143,6 +152,9 @@ class Settler:
             else:
                 done += self._committed([delivery])
         return done
+
+    def _pause(self, failures: int) -> float:
+        return OUTAGE_BACKOFF.seconds(1 if self._hurries else failures)
 
     def _can_settle(self) -> bool:
         try:

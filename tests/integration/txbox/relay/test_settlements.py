@@ -1,11 +1,13 @@
 """Settlements of async publishers' messages: tried again as long as their claims stand, and each counts once."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
 from integration.txbox.conftest import StartRelay
+from support.postgres.statements import run
 from support.postgres.tcp_proxy import TcpProxy
 from support.txbox.outbox import OWN, letters, numbered, publish
 from support.txbox.publishers import RecordingPublisher
@@ -68,3 +70,36 @@ def test_a_letter_that_was_redriven_is_not_parked_again_by_a_settlement_that_is_
     with engine.connect() as connection:
         parked = connection.exec_driver_sql("SELECT count(*), count(redriven_at) FROM dead_letter").one()
     assert tuple(parked) == (1, 1)
+
+
+@AWAITED
+@pytest.mark.parametrize("fails", ["all", "this one"])
+def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
+    engine: Engine,
+    start_relay: StartRelay,
+    proxy: TcpProxy,
+    proxied: Engine,
+    left: Callable[[], list[str]],
+    fails: str,
+) -> None:
+    """Nothing can be settled, or one settlement is refused; two seconds after the stop has begun, all is well."""
+    heard: list[Event] = []
+    relay = start_relay(RecordingPublisher(), hooks=[heard.append])
+    assert relay._async_sender is not None
+    if fails == "all":
+        proxy.refuse()
+        proxy.cut()
+        relay._async_sender._settler._engine = proxied
+    else:
+        run(
+            engine,
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;"
+            "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW EXECUTE FUNCTION refuse()",
+        )
+    publish(engine, *numbered(1))
+    wait_until(lambda: sum(isinstance(event, DatabaseLost) for event in heard) >= 3, "its pause is long")
+    mended = threading.Timer(2, proxy.accept if fails == "all" else lambda: run(engine, "DROP FUNCTION refuse CASCADE"))
+    mended.start()
+    assert relay.stop(10)
+    mended.join()
+    assert left() == []
