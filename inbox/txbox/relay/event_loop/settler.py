@@ -19,7 +19,7 @@ from txbox.postgres.server import SERVER
 from txbox.postgres.transactions import driver_cursor, short_transaction
 from txbox.relay.event_loop.delivery import Delivery
 from txbox.relay.scheduler import OUTAGE_BACKOFF
-from txbox.relay.sender import ClaimResult, Sender
+from txbox.relay.sender import ClaimResult, Sender, check_server
 from txbox.relay.settlement import BatchSettlement
 
 LOCK_SECONDS = 1.0
@@ -174,9 +174,13 @@ class Settler:
             self._check_claims()
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
             _, answer = begin_with(connection, self._bound, self._sender.claim_step(connection))
-            # One that has taken long may be of an earlier server.
-            for server in {delivery.claim.server for delivery in deliveries} or (None,):
-                self._sender.check_server(connection, server, answer)
+            server, _ = self._sender.claimed(connection, answer)
+            if any(server not in delivery.session.servers for delivery in deliveries):
+                self._check_claims()  # finds what the servers of the claims are by now
+            for delivery in deliveries:
+                # One that has taken long may be of an earlier server.
+                same = delivery.session.servers
+                check_server(delivery.claim.server, {server} | (same if server in same else set()))
             self._sender.settle(connection, cursor, every)
         for delivery in deliveries:
             delivery.result.due |= every.due & delivery.claim.lanes

@@ -1,19 +1,21 @@
 """Settlements of async publishers' messages: tried again as long as their claims stand, and each counts once."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
 from integration.txbox.conftest import StartRelay
+from integration.txbox.relay.conftest import StartBoth
 from support.postgres.statements import run
 from support.postgres.tcp_proxy import TcpProxy
 from support.txbox.outbox import OWN, letters, numbered, publish
-from support.txbox.publishers import RecordingPublisher
+from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for_freedom
 from support.waiting import wait_until
 from txbox import DeadLetters, Outbox, Outgoing
 from txbox.instrumentation import DatabaseLost, Event
+from txbox.relay import OutboxMessage
 
 AWAITED = pytest.mark.parametrize("start_relay", ["async"], indirect=True)
 
@@ -103,3 +105,58 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
     assert relay.stop(10)
     mended.join()
     assert left() == []
+
+
+def test_a_call_under_way_keeps_no_change_of_the_table_waiting(
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+) -> None:
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        if messages[0].destination == "far:refused" and messages[0].attempts == 0:
+            raise ValueError("later")
+        waiting.add(messages[0].destination)
+        await wait_for_freedom(freed)
+
+    waiting: set[str] = set()
+    far = AsyncRecorder(wait)
+    publish(engine, Outgoing("far:new", "1", key="a"), Outgoing("far:refused", "2", key="a"))
+    start_both(far)
+    wait_until(
+        lambda: waiting == {"far:new", "far:refused"},
+        timeout=10,
+        what="both are under way, one of them as it has come due",
+    )
+    publish(engine, Outgoing("far:refused", "3", key="b"))  # read beside a key that is held
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'; ALTER TABLE outbox_message ADD COLUMN extra integer")
+    freed.set()
+    wait_until(lambda: left() == [], "an empty outbox")
+    assert sorted(far.bodies) == ["1", "2", "3"]
+
+
+def test_a_reset_of_the_servers_statistics_has_nothing_sent_again(
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+) -> None:
+    """Since then, the server looks like another one, to which a crash may have undone what was settled."""
+    waiting: set[str] = set()
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        waiting.add(messages[0].destination)
+        await wait_for_freedom(freed)
+
+    far, heard = AsyncRecorder(wait), list[Event]()
+    publish(engine, Outgoing("far:one", "1", key="a"))
+    scheduler = start_both(far, hooks=[heard.append])._scheduler
+    wait_until(lambda: waiting == {"far:one"}, "it is under way")
+    first = scheduler._server
+    run(engine, "SELECT pg_stat_reset_shared('bgwriter')")
+    publish(engine, Outgoing("far:two", "2", key="a"))
+    wait_until(lambda: waiting == {"far:one", "far:two"}, "another one is under way")
+    scheduler._server, second = first, scheduler._server  # as if the poller had not looked yet
+    assert first != second
+    publish(engine, Outgoing("far:three", "3", key="a"))
+    wait_until(lambda: len(waiting) == 3, "a third one is under way")
+    scheduler._server = second
+    freed.set()
+    wait_until(lambda: left() == [], "an empty outbox")
+    assert sorted(far.bodies) == ["1", "2", "3"]
+    assert not [event for event in heard if isinstance(event, DatabaseLost)]
