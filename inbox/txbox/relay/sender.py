@@ -191,8 +191,8 @@ class Sender:
             cursor.execute(sql.held_keys, _keys(keys))
             held |= {HeldKey(*row) for row in cursor.fetchall()}
         if claim.due or any_held:
-            # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used. A broker
-            # that hangs must not hold vacuum back.
+            # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used. A
+            # broker that hangs must not hold vacuum back.
             run_steps(connection, [last])
         return due + fresh, held
 

@@ -1,7 +1,10 @@
 """Settlements of async publishers' messages: tried again as long as their claims stand, and each counts once."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
@@ -15,7 +18,9 @@ from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for
 from support.waiting import wait_until
 from txbox import DeadLetters, Outbox, Outgoing
 from txbox.instrumentation import DatabaseLost, Event
-from txbox.relay import OutboxMessage
+from txbox.relay import OutboxMessage, Relay
+from txbox.relay.event_loop import async_sender, settler
+from txbox.relay.event_loop.async_sender import AsyncSender
 
 AWAITED = pytest.mark.parametrize("start_relay", ["async"], indirect=True)
 
@@ -35,14 +40,20 @@ def proxied(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
     engine.dispose()
 
 
+def settling_by(engine: Engine, relay: Relay) -> AsyncSender:
+    """Have a relay, which has sent nothing yet, settle by an engine of its own."""
+    sender = relay._async_sender
+    assert sender is not None
+    sender._settler._engine = engine
+    return sender
+
+
 @AWAITED
 def test_a_refusal_whose_settlement_is_tried_again_counts_once(
     engine: Engine, start_relay: StartRelay, proxy: TcpProxy, proxied: Engine
 ) -> None:
     broker = RecordingPublisher(lambda _: "no")
-    relay = start_relay(broker, max_attempts=3)
-    assert relay._async_sender is not None
-    relay._async_sender._settler._engine = proxied
+    settling_by(proxied, start_relay(broker, max_attempts=3))
     proxy.lose_next(reaches_server=True)
     publish(engine, *numbered(1, key="a"))
     wait_until(lambda: letters(engine), "it is parked")
@@ -63,9 +74,7 @@ def test_a_letter_that_was_redriven_is_not_parked_again_by_a_settlement_that_is_
 
     redriven: list[object] = []
     broker = RecordingPublisher(lambda _: None if redriven else "no")
-    relay = start_relay(broker, max_attempts=1, hooks=[redrive])
-    assert relay._async_sender is not None
-    relay._async_sender._settler._engine = proxied
+    settling_by(proxied, start_relay(broker, max_attempts=1, hooks=[redrive]))
     proxy.lose_next(reaches_server=True)
     publish(engine, Outgoing(OWN, "one", key="a"))
     broker.wait_for(1)
@@ -86,12 +95,10 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
 ) -> None:
     """Nothing can be settled, or one settlement is refused; two seconds after the stop has begun, all is well."""
     heard: list[Event] = []
-    relay = start_relay(RecordingPublisher(), hooks=[heard.append])
-    assert relay._async_sender is not None
+    broker = RecordingPublisher(before=lambda _: lose_settlements(proxy))
+    relay = start_relay(broker, hooks=[heard.append])
     if fails == "all":
-        proxy.refuse()
-        proxy.cut()
-        relay._async_sender._settler._engine = proxied
+        settling_by(proxied, relay)
     else:
         run(
             engine,
@@ -105,6 +112,7 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
     assert relay.stop(10)
     mended.join()
     assert left() == []
+    assert broker.bodies == ["0"]
 
 
 def test_a_call_under_way_keeps_no_change_of_the_table_waiting(
@@ -159,4 +167,107 @@ def test_a_reset_of_the_servers_statistics_has_nothing_sent_again(
     freed.set()
     wait_until(lambda: left() == [], "an empty outbox")
     assert sorted(far.bodies) == ["1", "2", "3"]
+    assert not [event for event in heard if isinstance(event, DatabaseLost)]
+
+
+# --- the connection for settlements ----------------------------------------------------------------------------------
+
+
+def lose_settlements(proxy: TcpProxy) -> None:
+    proxy.refuse()
+    proxy.cut()
+
+
+def test_while_only_settlements_fail_nothing_is_sent_again_and_nothing_else_is_claimed(
+    engine: Engine,
+    start_both: StartBoth,
+    freed: threading.Event,
+    proxy: TcpProxy,
+    proxied: Engine,
+    left: Callable[[], list[str]],
+) -> None:
+    far, heard = AsyncRecorder(lambda _: wait_for_freedom(freed)), list[Event]()
+    relay = start_both(far, hooks=[heard.append])
+    sender = settling_by(proxied, relay)
+    publish(engine, *[Outgoing(f"far:{number}", str(number)) for number in range(5)])
+    wait_until(lambda: len(sender._deliveries) == 5, "all are under way")
+    lose_settlements(proxy)
+    freed.set()
+    far.wait_for(5)
+    publish(engine, *numbered(1, first=5, to="far:new"))
+    wait_until(lambda: sum(isinstance(event, DatabaseLost) for event in heard) >= 4, "it is tried again")
+    assert far.bodies.count("5") == 0, "what could not be settled is not sent"
+    proxy.accept()
+    wait_until(lambda: left() == [], "an empty outbox")
+    assert sorted(far.bodies) == ["0", "1", "2", "3", "4", "5"], "each was sent once"
+
+
+def test_what_cannot_be_settled_is_left_to_other_relays_after_a_time(
+    engine: Engine,
+    start_both: StartBoth,
+    freed: threading.Event,
+    proxy: TcpProxy,
+    proxied: Engine,
+    left: Callable[[], list[str]],
+) -> None:
+    far, other = AsyncRecorder(lambda _: wait_for_freedom(freed)), AsyncRecorder(lambda _: asyncio.sleep(0))
+    sender = settling_by(proxied, start_both(far, publish_timeout_seconds=1))
+    publish(engine, *numbered(1, to="far:somewhere", key="a"))
+    wait_until(lambda: sender._deliveries, "it is under way")
+    lose_settlements(proxy)
+    freed.set()
+    far.wait_for(1)
+    start_both(other)
+    other.wait_for(1)
+    wait_until(lambda: left() == [], "the other one has settled it")
+    assert far.bodies == ["0"], "it claims nothing that it could not settle"
+
+
+def test_a_host_that_has_all_other_connections_keeps_nothing_from_being_settled_and_claimed(
+    engine: Engine,
+    start_both: StartBoth,
+    freed: threading.Event,
+    left: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(async_sender, "SESSION_SECONDS", 0.0)
+    pooled = create_engine(engine.url, pool_size=4, max_overflow=0, pool_timeout=0.05)
+    far, heard = AsyncRecorder(lambda _: wait_for_freedom(freed)), list[Event]()
+    relay = start_both(far, engine=pooled, listen=False, publish_timeout_seconds=1, hooks=[heard.append])
+    sender = relay._async_sender
+    assert sender is not None
+    publish(engine, *numbered(1, to="far:one"))
+    wait_until(lambda: sender._deliveries, "it is under way")
+    with ExitStack() as host:
+        while pooled.pool.checkedout() < 4:  # type: ignore[attr-defined] # a QueuePool's
+            host.enter_context(pooled.connect())
+        publish(engine, *numbered(1, first=1, to="far:two"))
+        wait_until(lambda: len(sender._deliveries) == 2, "the session that is old by now claims more")
+        freed.set()
+        wait_until(lambda: left() == [], "all is settled", timeout=10)
+    assert sorted(far.bodies) == ["0", "1"]
+    assert not [event for event in heard if isinstance(event, DatabaseLost)]
+    assert relay.stop(10)
+    pooled.dispose()
+
+
+def test_a_connection_for_settlements_that_was_ended_while_it_was_idle_is_replaced_unnoticed(
+    engine: Engine,
+    start_both: StartBoth,
+    freed: threading.Event,
+    left: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As idle_session_timeout does."""
+    monkeypatch.setattr(settler, "IDLE_SECONDS", 0.0)
+    far, heard = AsyncRecorder(lambda _: wait_for_freedom(freed)), list[Event]()
+    sender = start_both(far, hooks=[heard.append])._async_sender
+    publish(engine, *numbered(1, to="far:one"))
+    wait_until(lambda: sender and sender._deliveries, "it is under way")
+    assert sender is not None
+    assert sender._settler._connection is not None
+    backend: Any = sender._settler._connection.connection.driver_connection
+    run(engine, "SELECT pg_terminate_backend(%s)", (backend.info.backend_pid,))
+    freed.set()
+    wait_until(lambda: left() == [], "it is settled")
     assert not [event for event in heard if isinstance(event, DatabaseLost)]
