@@ -103,8 +103,8 @@ class AsyncPublisher(Protocol):
     All calls run in the relay's one event loop, which begins with the relay and ends with it. A publisher that is an
     async context manager is entered in that loop before its first call, and left after its last: there a client opens
     and closes. If entering raises, or takes longer than ``publish_timeout_seconds``, it is tried again; its
-    destinations are not reached meanwhile. Leaving may take five seconds, and is then cancelled. A call that blocks the loop delays
-    the calls of every async publisher, and nothing else of the relay.
+    destinations are not reached meanwhile. Leaving may take five seconds, and is then cancelled. A call that blocks the
+    loop delays the calls of every async publisher, and nothing else of the relay.
     """
 
     async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
