@@ -37,6 +37,7 @@ def proxied(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
     """Connections that can be lost, for settlements alone."""
     engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=1, max_overflow=0)
     yield engine
+    wait_until(lambda: engine.pool.checkedout() == 0, "it is given back")  # type: ignore[attr-defined] # a QueuePool's
     engine.dispose()
 
 
