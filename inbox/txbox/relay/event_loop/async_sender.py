@@ -209,7 +209,8 @@ class AsyncSender:
 
     def _begin(self, claims: Sequence[Claim]) -> None:
         """Claim and read, in one round trip for all of them, and start their deliveries."""
-        self._settler.open()
+        if not self._deliveries:  # else it has one; and if that was lost, what is under way is not to be lost for it
+            self._settler.open()
         session, result = self._session(), ClaimResult()
         merged = Claim(
             {lane: position for claim in claims for lane, position in claim.fresh.items()},
