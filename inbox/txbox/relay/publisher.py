@@ -102,9 +102,9 @@ class AsyncPublisher(Protocol):
 
     All calls run in the relay's one event loop, which begins with the relay and ends with it. A publisher that is an
     async context manager is entered in that loop before its first call, and left after its last: there a client opens
-    and closes. If that raises, or takes longer than ``publish_timeout_seconds``, it is tried again; its destinations
-    are not reached meanwhile. A call that blocks the loop delays the calls of every async publisher, and nothing else
-    of the relay.
+    and closes. If entering raises, or takes longer than ``publish_timeout_seconds``, it is tried again; its
+    destinations are not reached meanwhile. Leaving may take five seconds, and is then cancelled. A call that blocks the
+    loop delays the calls of every async publisher, and nothing else of the relay.
     """
 
     async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
@@ -190,6 +190,8 @@ class AsyncFunctionPublisher:
                 except BrokerError as error:
                     outages.append(error)
                     return
+                except GeneratorExit:  # its loop has ended before, and nothing more may begin
+                    raise
                 except BaseException as error:  # it is the host's code; SystemExit would end the loop
                     # A function may await what was cancelled; the group would take no notice of that.
                     if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():

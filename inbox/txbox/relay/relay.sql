@@ -1,7 +1,9 @@
 -- The relay: finds, claims, reads and settles the messages of the outbox, and reports that it is at work.
 
 -- A crash of the server undoes commits that did not wait for the disk, and a relay that relies on what it found before
--- would go wrong. Its postmaster may survive the crash; its statistics do not.
+-- would go wrong. Its postmaster may survive the crash; its statistics do not. They are reset without a crash, too: then
+-- the whole outbox is read once more than needed, and ClaimSession knows better. (Only the end of the last recovery would
+-- tell the two apart for any user; but pg_last_wal_replay_lsn() fails on some servers, such as Aurora.)
 -- fragment: server
 extract(epoch FROM pg_postmaster_start_time())::text || ' '
     || coalesce(extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())::text, '')
@@ -214,9 +216,10 @@ SELECT set_config('transaction_timeout', '0', true), {{claimed}}
 -- Claim those of these lanes that no other relay works on, for the session, so that each can be let go of by itself:
 -- the transaction of an async sender holds the lanes of many destinations, which answer at different times. It stands
 -- in a transaction that ``claim`` has begun, without lanes: behind a pooler, the session is this relay's as long as that.
+-- What a transaction has seen of the statistics would stay as it was, were it not forgotten first.
 -- parameters: lanes bigint[]
--- returns: which run of which server answers, whether the transaction is read-only, the lanes
-SELECT {{answering}},
+-- returns: nothing; and last: which run of which server answers, whether the transaction is read-only, the lanes
+SELECT pg_stat_clear_snapshot(), {{answering}},
   set_config('txbox.lanes', ARRAY(
     SELECT lane FROM unnest(%(lanes)s::bigint[]) AS lane WHERE pg_try_advisory_lock({{lock}} # lane)
   )::text, true)::bigint[] AS lanes
@@ -226,6 +229,12 @@ SELECT {{answering}},
 -- parameters: lanes bigint[]
 -- returns: how many of them this session did not have
 SELECT count(*) FROM unnest(%(lanes)s::bigint[]) AS lane WHERE NOT pg_advisory_unlock({{lock}} # lane)
+
+-- name: which_server
+-- Which run of which server answers, by now.
+-- parameters: none
+-- returns: nothing, server
+SELECT pg_stat_clear_snapshot(), {{server}}
 
 -- name: claim_stands
 -- Fails if the transaction has been ended from outside.
@@ -239,6 +248,19 @@ SELECT
 -- parameters: none
 -- returns: a setting
 SHOW transaction_isolation
+
+-- name: begin_reading
+-- The transaction of an async sender lasts as long as its calls, and settles nothing: what it has read is not to stay
+-- locked. A change of the table's structure would wait for it, a settlement for that change, and it for the settlement.
+-- parameters: none
+-- returns: nothing
+SAVEPOINT txbox_reading
+
+-- name: end_reading
+-- Let go of the locks of tables, and of the snapshot, since begin_reading. Locks of lanes stay: they are the session's.
+-- parameters: none
+-- returns: nothing
+ROLLBACK TO SAVEPOINT txbox_reading
 
 -- fragment: message
 m.lane, m.position, m.held, m.message_id, m.destination, m.body, m.key, m.headers::text,
@@ -276,11 +298,11 @@ WHERE EXISTS (
 )
 
 -- name: due_keys
--- Held keys of claimed lanes whose time has come.
+-- Held keys of claimed lanes whose time has come. The transaction may have begun before it had.
 -- parameters: lanes bigint[], limit bigint
 -- returns: lane, destination, key
 SELECT lane, destination, key FROM {{outbox_message}}
-WHERE held AND due_at <= now() AND due_at < 'infinity' AND lane = ANY(%(lanes)s::bigint[])
+WHERE held AND due_at <= statement_timestamp() AND due_at < 'infinity' AND lane = ANY(%(lanes)s::bigint[])
 ORDER BY due_at LIMIT %(limit)s
 
 -- name: read_due
@@ -313,12 +335,21 @@ SELECT set_config('synchronous_commit', CASE reset_val WHEN 'off' THEN 'on' ELSE
 FROM pg_settings WHERE name = 'synchronous_commit'
 
 -- name: delete_messages
--- Delete messages that were sent, or parked.
+-- Delete messages that were sent.
 -- parameters: lanes text, positions text
 -- returns: nothing
 DELETE FROM {{outbox_message}} AS m
 USING unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS gone (lane, position)
 WHERE m.lane = gone.lane AND m.position = gone.position
+
+-- name: take_messages
+-- Delete messages that are to be parked.
+-- parameters: lanes text, positions text
+-- returns: lane, position; not of those that were parked already, by a settlement whose answer was lost
+DELETE FROM {{outbox_message}} AS m
+USING unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS dead (lane, position)
+WHERE m.lane = dead.lane AND m.position = dead.position
+RETURNING m.lane, m.position
 
 -- name: keep_messages
 -- Move messages that were sent to outbox_sent.
@@ -336,16 +367,16 @@ ON CONFLICT DO NOTHING
 
 -- name: postpone_messages
 -- Have refused messages sent again after a pause, and hold their keys.
--- parameters: lanes text, positions text, errors text[], pauses interval[], counted boolean[] (whether each is an
---   attempt)
+-- parameters: lanes text, positions text, errors text[], pauses interval[], attempts int[] (of each, with this one; not
+--   added to what is there: a settlement whose COMMIT was applied, and whose answer was lost, is tried again)
 -- returns: nothing
 UPDATE {{outbox_message}} AS m
-SET attempts = m.attempts + refused.counted::int, held = m.key IS NOT NULL, error = refused.error,
+SET attempts = greatest(m.attempts, refused.attempts), held = m.key IS NOT NULL, error = refused.error,
   due_at = clock_timestamp() + refused.pause
 FROM unnest(
   %(lanes)s::text::bigint[], %(positions)s::text::bigint[], %(errors)s::text[], %(pauses)s::interval[],
-  %(counted)s::boolean[]
-) AS refused (lane, position, error, pause, counted)
+  %(attempts)s::int[]
+) AS refused (lane, position, error, pause, attempts)
 WHERE m.lane = refused.lane AND m.position = refused.position
 
 -- name: hold_messages

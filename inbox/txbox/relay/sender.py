@@ -62,14 +62,18 @@ class RelayStatements(SqlFile, file="relay.sql"):
     claim_timed: str
     lock_lanes: str
     unlock_lanes: str
+    which_server: str
     claim_stands: str
     drop_snapshot: str
+    begin_reading: str
+    end_reading: str
     read_fresh: str
     held_keys: str
     due_keys: str
     read_due: str
     wait_for_disk: str
     delete_messages: str
+    take_messages: str
     keep_messages: str
     postpone_messages: str
     hold_messages: str
@@ -152,6 +156,8 @@ class Sender:
         *,
         steps: Sequence[Step],
         limit: int | None = None,
+        end: str | None = None,
+        same: set[str] | None = None,
     ) -> tuple[list[Row], set[HeldKey]]:
         """Claim lanes, and read their messages; return them, and their keys that are held.
 
@@ -162,9 +168,12 @@ class Sender:
             result: gets the lanes that another relay has, and those in which there is more.
             steps: what claims them, the last of them, which are run first.
             limit: of messages; None: those of one batch.
+            end: the statement behind what is read; None: ``drop_snapshot``.
+            same: what the server of this session was found to be before, which is one server; gets what it is now.
         """
         sql, limit = self._statements, self._batch_size if limit is None else limit
-        claimed, answer = self._claim(connection, claim, steps, limit)
+        last = Step(Statement.of(end or sql.drop_snapshot, has_plan=False))
+        claimed, answer = self._claim(connection, claim, steps, limit, last, same)
         result.locked = claim.lanes - claimed
         result.fresh = {lane: position for lane, position in claim.fresh.items() if lane in result.locked}
         result.due = set(claim.due & result.locked)
@@ -175,16 +184,16 @@ class Sender:
         each = limit // max(len(claim.fresh), 1)
         if claim.due:
             each = (limit - len(due)) // max(len(wanted), 1)
-            reading = self._read_steps(wanted, each)
+            reading = self._read_steps(wanted, each, last)
             answer = run_steps(connection, reading)[0] if reading else None
         fresh, any_held = self._read_fresh(connection, answer, wanted, each, result)
         if any_held and (keys := {key for row in fresh if (key := row.ordered) is not None}):
             cursor.execute(sql.held_keys, _keys(keys))
             held |= {HeldKey(*row) for row in cursor.fetchall()}
         if claim.due or any_held:
-            # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used; a
-            # statement without parameters leaves none behind. A broker that hangs must not hold vacuum back.
-            cursor.execute(sql.claim_stands)
+            # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used. A
+            # broker that hangs must not hold vacuum back.
+            run_steps(connection, [last])
         return due + fresh, held
 
     def claim_step(self, connection: Connection, lanes: Iterable[int] = ()) -> Step:
@@ -194,26 +203,35 @@ class Sender:
         idle_timeout = str(round(self._publish_timeout_seconds * 1000))
         return statement.with_values(idle_timeout_milliseconds=idle_timeout, lanes=array(sorted(lanes)))
 
-    def check_server(self, connection: Connection, expected: str | None, answer: Any) -> list[int]:
-        """Return the lanes that a claiming step has claimed; raise ``BrokerError`` if another server has answered.
+    @staticmethod
+    def claimed(connection: Connection, answer: Any) -> tuple[str, list[int]]:
+        """Return which run of which server has answered a claiming step, and the lanes that it has claimed.
 
-        ``expected`` is what ``Claim.server`` says; None: any server will do that can be written to.
+        Raises ``BrokerError`` if that cannot be written to.
         """
         *_, server, read_only, lanes = rows_of(connection, answer)[0]
         if read_only:
             # What is sent could not be settled. Another connection may lead to another server.
             connection.invalidate()
             raise BrokerError("the database is read-only: what is sent could not be settled, so nothing is sent")
-        if expected not in (None, server):
-            # A pool may have replaced a lost connection unnoticed.
-            raise BrokerError("the database server was restarted or replaced; the relay reads the whole outbox again")
-        return list(lanes)
+        return server, list(lanes)
 
-    def _claim(self, connection: Connection, claim: Claim, steps: Sequence[Step], limit: int) -> tuple[set[int], Any]:
+    def _claim(
+        self,
+        connection: Connection,
+        claim: Claim,
+        steps: Sequence[Step],
+        limit: int,
+        last: Step,
+        same: set[str] | None,
+    ) -> tuple[set[int], Any]:
         """Claim lanes, and read what is new in them if nothing comes before it; return the lanes, and the answer."""
-        read = [] if claim.due else self._read_steps(claim.fresh, limit // len(claim.fresh))
+        read = [] if claim.due else self._read_steps(claim.fresh, limit // len(claim.fresh), last)
         answers = begin_with(connection, *steps, *read)
-        lanes = self.check_server(connection, claim.server, answers[len(steps) - 1])
+        server, lanes = self.claimed(connection, answers[len(steps) - 1])
+        check_server(claim.server, {server, *(same or ())})
+        if same is not None:
+            same.add(server)
         return set(lanes), answers[len(steps)] if read else None
 
     def _read_due(
@@ -233,7 +251,7 @@ class Sender:
         cursor.execute(self._statements.read_due, {**_keys(keys), **limits})
         return [_row(found) for found in cursor.fetchall()], keys
 
-    def _read_steps(self, wanted: Mapping[int, int], each: int) -> list[Step]:
+    def _read_steps(self, wanted: Mapping[int, int], each: int, last: Step) -> list[Step]:
         """Return what reads new messages, up to so many of each lane, and lets go of its snapshot; or nothing."""
         if not wanted or each < 1:
             return []
@@ -243,7 +261,7 @@ class Sender:
             each_limit=str(each),
             bytes_limit=str(self._batch_bytes),
         )
-        return [read, Step(Statement.of(self._statements.drop_snapshot, has_plan=False))]
+        return [read, last]
 
     def _read_fresh(
         self, connection: Connection, answer: Any, wanted: Mapping[int, int], each: int, result: ClaimResult
@@ -308,15 +326,17 @@ class Sender:
             # Before the rest of its key is sent, the end of a message, or its place before them, is on the disk.
             cursor.execute(sql.wait_for_disk)
         if settlement.dead:
+            cursor.execute(sql.take_messages, _places([row for row, _ in settlement.dead]))
+            taken = set(cursor.fetchall())
             for row, refusal in settlement.dead:
-                self._letters.park_in(connection, _letter(row, refusal))
-            cursor.execute(sql.delete_messages, _places([row for row, _ in settlement.dead]))
+                if (row.lane, row.position) in taken:
+                    self._letters.park_in(connection, _letter(row, refusal))
         if settlement.again:
             parameters = {
                 **_places([row for row, _ in settlement.again]),
                 "errors": [storable(refusal.error)[:MAX_ERROR_CHARACTERS] for _, refusal in settlement.again],
                 "pauses": [self._pause(row) for row, _ in settlement.again],
-                "counted": [refusal.counted for _, refusal in settlement.again],
+                "attempts": [row.message.attempts + refusal.counted for row, refusal in settlement.again],
             }
             cursor.execute(sql.postpone_messages, parameters)
         if settlement.behind:
@@ -327,6 +347,15 @@ class Sender:
 
     def _pause(self, row: Row) -> timedelta:
         return timedelta(seconds=self._backoff.seconds(row.message.attempts + 1))
+
+
+def check_server(expected: str, same: Set[str]) -> None:
+    """Raise ``BrokerError`` if ``Claim.server`` is none of these, all of which are one server.
+
+    A pool may have replaced a lost connection unnoticed.
+    """
+    if expected not in same:
+        raise BrokerError("the database server was restarted or replaced; the relay reads the whole outbox again")
 
 
 def _row(found: Any) -> Row:

@@ -151,7 +151,7 @@ class Dispatcher:
         on_stuck: Callable[[], object],
     ) -> None:
         """Run a publisher's coroutine, in a task of its own, which is cancelled when its time has passed."""
-        sending = asyncio.create_task(self._answer(call, wait_entered))
+        sending = asyncio.create_task(self._answer(call, wait_entered), name=f"a call of the publisher for {call}")
         try:
             if (await asyncio.wait([sending], timeout=self._publish_timeout_seconds))[0]:
                 if sending.cancelled():

@@ -25,6 +25,9 @@ class PublisherCall:
     error: BaseException | None = None
     span: Span = NO_SPAN
 
+    def __str__(self) -> str:
+        return f"{self.destination}, of {len(self.messages)} messages from {self.messages[0].id} on"
+
     @property
     def destination(self) -> str:
         """That of the first of its messages."""

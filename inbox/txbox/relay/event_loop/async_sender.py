@@ -12,6 +12,8 @@ loop, and the loop waits for nothing here but a check of the claims, after a tim
 """
 
 import asyncio
+import logging
+import math
 import random
 import time
 from collections import deque
@@ -112,12 +114,14 @@ class AsyncSender:
             on_failure=on_failure,
         )
         self._sessions: list[ClaimSession] = []  # the last one claims; those before it end with their claims
+        self._asked = -math.inf  # when the pool had no session to give
         self._taken: list[Claim] = []  # not read yet
         self._deliveries: set[Delivery] = set()
         self._bytes = 0
         self._fewer_lanes, self._full_at = MOST_LANES, 0.0
         self._ended: deque[Delivery] = deque()  # the loop has done with them
         self._stuck: deque[Delivery] = deque()  # their coroutine goes on although it was cancelled
+        self._time_is_over = False
 
     def run(self) -> None:
         """Send until the scheduler is closed, and what was begun is settled."""
@@ -137,11 +141,18 @@ class AsyncSender:
         for session in self._sessions:
             session.abandon()
         self._sessions = []
+        self._settler.close()
         self._loop.close()
 
     def cancel(self) -> None:
-        """Cancel the calls under way: what was not confirmed counts as not sent. May be called by any thread."""
+        """End a stop whose time is over. May be called by any thread.
+
+        Calls under way are cancelled: what was not confirmed counts as not sent. What could not be settled is tried
+        once more.
+        """
+        self._time_is_over = True
         self._loop.cancel()
+        self._scheduler.wake()
 
     def _work(self) -> None:
         """Wait for something to do, and do it."""
@@ -198,6 +209,8 @@ class AsyncSender:
 
     def _begin(self, claims: Sequence[Claim]) -> None:
         """Claim and read, in one round trip for all of them, and start their deliveries."""
+        if not self._deliveries:  # else it has one; and if that was lost, what is under way is not to be lost for it
+            self._settler.open()
         session, result = self._session(), ClaimResult()
         merged = Claim(
             {lane: position for claim in claims for lane, position in claim.fresh.items()},
@@ -237,10 +250,21 @@ class AsyncSender:
             self._scheduler.finish(claim, own)
 
     def _session(self) -> ClaimSession:
-        sessions = self._sessions
-        if not sessions or (len(sessions) < MOST_SESSIONS and time.monotonic() - sessions[-1].began > SESSION_SECONDS):
-            self._sessions.append(ClaimSession(self._engine, self._statements, self._sender))
-        return self._sessions[-1]
+        """Return the session that claims: if it is old, a new one, if that can be had."""
+        sessions, now = self._sessions, time.monotonic()
+        if sessions and (
+            len(sessions) == MOST_SESSIONS or now <= max(sessions[-1].began, self._asked) + SESSION_SECONDS
+        ):
+            return sessions[-1]
+        try:
+            sessions.append(ClaimSession(self._engine, self._statements, self._sender))
+        except Exception as error:
+            if not sessions:
+                raise
+            # The pool has none to give, and what is under way is not to be sent again for that.
+            _log.warning("a session older than %g s claims, as there is no other: %s", SESSION_SECONDS, text_of(error))
+            self._asked = time.monotonic()
+        return sessions[-1]
 
     def _keep_sessions(self) -> None:
         """End sessions that have no claim, and see that the others are there: the server ends one that is silent."""
@@ -250,6 +274,8 @@ class AsyncSender:
                 session.end()
             elif time.monotonic() - session.checked_at > self._check_seconds:
                 session.check()
+        if not self._deliveries:
+            self._settler.close()
 
     def _check_sessions(self) -> None:
         for session in self._sessions:
@@ -260,6 +286,7 @@ class AsyncSender:
         for session in self._sessions:
             session.abandon()
         self._sessions = []
+        self._settler.close()
         for claim in self._taken:
             self._scheduler.fail(claim)
         self._taken = []
@@ -307,7 +334,9 @@ class AsyncSender:
 
     def _settle(self, ended: Sequence[Delivery]) -> None:
         """Settle what has ended, release its lanes, and give the claims back."""
-        settled = self._settler.settle(ended, last_try=self._scheduler.closed)
+        if self._scheduler.closed:
+            self._settler.hurry()
+        settled = self._settler.settle(ended, last_try=self._time_is_over)
         for delivery in settled.done:
             delivery.session.release(delivery.claim.lanes)
             self._forget(delivery)
@@ -320,7 +349,7 @@ class AsyncSender:
     def _finish_lost(self, delivery: Delivery) -> None:
         """Give back a claim whose coroutine has ended at last."""
         claim, dispatched = delivery.claim, delivery.dispatched
-        result = ClaimResult(fresh=dict(claim.fresh), due=set(claim.due), outage=dispatched.outage)
+        result = ClaimResult(fresh=dict(claim.fresh), due=set(claim.due), outage=dispatched.outage, is_async=True)
         result.destination = delivery.rows[0].message.destination
         self._forget(delivery)
         self._report(result, self._scheduler.finish(claim, result))
@@ -333,3 +362,6 @@ class AsyncSender:
 def _all_of(deliveries: "deque[Delivery]") -> Iterator[Delivery]:
     while deliveries:
         yield deliveries.popleft()
+
+
+_log = logging.getLogger("txbox.relay")

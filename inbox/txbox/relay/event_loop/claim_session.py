@@ -19,7 +19,8 @@ class ClaimSession:
 
     A sender's transaction ends with its one destination. That of hundreds would end with the slowest of them; so the
     locks are those of the session, which can be released one by one, and what was sent is settled by another
-    transaction, before its lane is released. The transaction keeps a pooler from giving the session to others.
+    transaction, before its lane is released. The transaction keeps a pooler from giving the session to others, and what
+    it reads from being locked for longer than it reads.
 
     If the session ends, however it ends, its locks are gone, and other relays send what it had. What is settled after
     that does no harm: what was sent is deleted, once; a key that is held is held once more. No message of a key is sent
@@ -35,14 +36,20 @@ class ClaimSession:
         self._begun = False
         self.began = self.checked_at = time.monotonic()
         self.lanes: set[int] = set()
+        # What its server was found to be. It is one server, as a session ends with its server's run; but when the
+        # server's statistics are reset, it looks like another one.
+        self.servers: set[str] = set()
 
     def read(self, claim: Claim, result: ClaimResult, *, limit: int) -> tuple[list[Row], set[HeldKey]]:
         """Claim the lanes of many destinations, and read them; see ``Sender.read``."""
-        connection, began = self._connection, time.monotonic()
-        lock = Statement.of(self._statements.lock_lanes).with_values(lanes=array(sorted(claim.lanes)))
-        steps = [lock] if self._begun else [self._sender.claim_step(connection), lock]
+        connection, sql, began = self._connection, self._statements, time.monotonic()
+        steps = [Statement.of(sql.lock_lanes).with_values(lanes=array(sorted(claim.lanes)))]
+        if not self._begun:
+            steps[:0] = [self._sender.claim_step(connection), Step(Statement.of(sql.begin_reading, has_plan=False))]
         with driver_cursor(connection) as cursor:
-            rows, held = self._sender.read(connection, cursor, claim, result, steps=steps, limit=limit)
+            rows, held = self._sender.read(
+                connection, cursor, claim, result, steps=steps, limit=limit, end=sql.end_reading, same=self.servers
+            )
         self._begun, self.checked_at = True, began
         self.lanes |= claim.lanes - result.locked
         return rows, held
@@ -62,7 +69,10 @@ class ClaimSession:
     def check(self) -> None:
         """Raise an error of the driver if the session has ended: then its claims are lost."""
         began = time.monotonic()
-        run_steps(self._connection, [self._drop_snapshot()])
+        answer, _ = run_steps(
+            self._connection, [Step(Statement.of(self._statements.which_server)), self._drop_snapshot()]
+        )
+        self.servers.add(rows_of(self._connection, answer)[0][1])
         self.checked_at = began
 
     def end(self) -> None:

@@ -1,17 +1,21 @@
 """The event loop in which a relay runs the coroutines of its async publishers, in a thread of its own."""
 
 import asyncio
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
 from typing import Any
 
 from txbox.relay.event_loop.publisher_entry import PublisherEntry
 from txbox.relay.publisher import AsyncPublisher
 
 CoroutineFunction = Callable[[], Coroutine[Any, Any, None]]
+
+END_SECONDS = 5.0
+"""How long what was cancelled may go on when the loop ends; it is then left where it is."""
 
 
 class EventLoop:
@@ -27,20 +31,21 @@ class EventLoop:
         self._entries: dict[int, PublisherEntry] = {}  # by the id of the publisher, which may be of several kinds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Callable[[], object]] = {}  # with what is called at the end of each
+        self._left: set[asyncio.Task[Any]] = set()  # kept: the end of their memory would run what ends them
         self._waiting: deque[tuple[CoroutineFunction, Callable[[], object]]] = deque()
         self._closed = False
         self._ready = threading.Event()
 
     def run(self) -> None:
-        """Run until ``close``. Raises what a publisher raises that cannot be left."""
+        """Run until ``close``. Raises what a publisher raises that cannot be left, or that ends the loop."""
         try:
-            with asyncio.Runner() as runner:
-                runner.get_loop()  # it may fail, and leave a coroutine behind that nothing awaits
-                try:
-                    runner.run(self._main())
-                finally:
-                    self._ready.clear()  # before coroutines are cancelled, and others are to take their place
+            loop = asyncio.new_event_loop()  # it may fail, and leave a coroutine behind that nothing awaits
+            try:
+                loop.run_until_complete(self._main())
+            finally:
+                self._ready.clear()  # before coroutines are cancelled, and others are to take their place
+                self._end_loop(loop)
         finally:
             self._end_waiting()
 
@@ -104,8 +109,8 @@ class EventLoop:
             return  # the loop only ends what it has begun
         for function, on_end in self._take_waiting():
             task = asyncio.create_task(function())
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._ended, on_end))
+            self._tasks[task] = on_end
+            task.add_done_callback(self._ended)
 
     def _end_waiting(self) -> None:
         for _, on_end in self._take_waiting():
@@ -116,9 +121,9 @@ class EventLoop:
             while True:
                 yield self._waiting.popleft()
 
-    def _ended(self, on_end: Callable[[], object], task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        on_end()
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if (on_end := self._tasks.pop(task, None)) is not None:
+            on_end()
 
     def _cancel(self) -> None:
         for task in self._tasks:
@@ -127,3 +132,41 @@ class EventLoop:
     def _end(self) -> None:
         if self._closing is not None:
             self._closing.set()
+
+    def _end_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel what is left, and close the loop, in bounded time: ``asyncio.Runner`` would wait for every coroutine.
+
+        What does not end is never run again: with its loop, it stands still.
+        """
+        deadline = time.monotonic() + END_SECONDS
+        cancelled: set[asyncio.Task[Any]] = set()
+        while (left := asyncio.all_tasks(loop)) and time.monotonic() < deadline:
+            for task in left - cancelled:
+                task.cancel()
+            cancelled |= left
+            _run(loop, asyncio.wait(left, timeout=deadline - time.monotonic()))
+        if left:
+            names = "; ".join(sorted(map(_name, left)))
+            self._left |= left
+            _log.error(
+                "left where they are, %g s after they were cancelled, as their loop ends: %s", END_SECONDS, names
+            )
+        for task in list(self._tasks):
+            self._ended(task)
+        if not left:
+            _run(loop, asyncio.wait([loop.create_task(loop.shutdown_asyncgens())], timeout=END_SECONDS))
+        loop.close()  # which waits for no thread of a call that was cancelled
+
+
+def _run(loop: asyncio.AbstractEventLoop, waiting: Coroutine[Any, Any, object]) -> None:
+    with suppress(BaseException):  # a coroutine of the host's may end the loop again
+        loop.run_until_complete(waiting)
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    """Return what one of ours is for, by its name; of others, what they run."""
+    name = task.get_name()
+    return getattr(task.get_coro(), "__qualname__", name) if name.startswith("Task-") else name
+
+
+_log = logging.getLogger("txbox.relay")

@@ -11,6 +11,9 @@ from txbox.errors import BrokerError
 ENTER_SECONDS = 1.0
 """So long the first calls of a publisher wait until it is entered. Later ones fail at once, and leave others room."""
 
+LEAVE_SECONDS = 5.0
+"""How long leaving a publisher may take, at a stop; it is then cancelled."""
+
 ENTER_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 """Until a publisher that could not be entered is tried again."""
 
@@ -26,7 +29,8 @@ class PublisherEntry:
         self._tried = asyncio.Event()
         self._failure: str | None = f"its __aenter__ has not returned for {ENTER_SECONDS:g} s"
         self._leaving = asyncio.Event()
-        self._task = asyncio.create_task(self._live())
+        self._name = type(publisher).__qualname__
+        self._task = asyncio.create_task(self._live(), name=f"__aenter__ of publisher {self._name}")
 
     async def wait(self) -> None:
         """Return if the publisher is entered. Raises ``BrokerError`` if it cannot be, or takes its time."""
@@ -37,12 +41,18 @@ class PublisherEntry:
             raise BrokerError(f"its publisher is not entered: {self._failure}")
 
     async def leave(self) -> None:
-        """Leave the publisher, or give up entering it. Raises what leaving it raises."""
+        """Leave the publisher, or give up entering it; the loop's end cancels it if that takes its time.
+
+        Raises what leaving it raises.
+        """
         self._leaving.set()
         if self._failure is not None:
             self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task], timeout=LEAVE_SECONDS)
+        if not self._task.done():
+            _log.error("%s has not returned for %g s: it is cancelled", self._task.get_name(), LEAVE_SECONDS)
+        elif not self._task.cancelled():
+            self._task.result()
 
     async def _live(self) -> None:
         # A client may insist that one task enters and leaves it.
@@ -50,7 +60,10 @@ class PublisherEntry:
             await self._enter(stack)
             self._failure = None
             self._tried.set()
-            await self._leaving.wait()
+            try:
+                await self._leaving.wait()
+            finally:
+                self._task.set_name(f"__aexit__ of publisher {self._name}")
 
     async def _enter(self, stack: AsyncExitStack) -> None:
         failures = 0
@@ -59,6 +72,8 @@ class PublisherEntry:
                 async with asyncio.timeout(self._try_seconds):
                     await stack.enter_async_context(self._publisher)
                 return
+            except GeneratorExit:  # its loop has ended before
+                raise
             except BaseException as error:  # it is the host's code; SystemExit would end the loop
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -71,8 +86,7 @@ class PublisherEntry:
                 raise asyncio.CancelledError
             self._tried.set()
             pause = ENTER_BACKOFF.seconds(failures)
-            name = type(self._publisher).__qualname__
-            _log.error("publisher %s cannot be entered, next try in %.1f s: %s", name, pause, self._failure)
+            _log.error("publisher %s cannot be entered, next try in %.1f s: %s", self._name, pause, self._failure)
             await asyncio.sleep(pause)
 
 

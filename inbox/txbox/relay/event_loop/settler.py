@@ -8,22 +8,27 @@ would send that as often. That is so when an empty transaction fails, or one des
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
+from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.guards.commit_guard import begin_with
-from txbox.postgres.round_trip import Statement
+from txbox.postgres.round_trip import Statement, Step, run_steps
 from txbox.postgres.server import SERVER
-from txbox.postgres.transactions import driver_cursor, short_transaction
+from txbox.postgres.transactions import driver_cursor
 from txbox.relay.event_loop.delivery import Delivery
 from txbox.relay.scheduler import OUTAGE_BACKOFF
-from txbox.relay.sender import ClaimResult, Sender
+from txbox.relay.sender import ClaimResult, Sender, check_server
 from txbox.relay.settlement import BatchSettlement
 
 LOCK_SECONDS = 1.0
 """How long a settlement waits for a row that another session has locked, at most; all others wait behind it."""
+
+IDLE_SECONDS = 1.0
+"""After which it is asked whether the connection for settlements is there still."""
 
 MOST_REFUSED = 3
 """Destinations whose settlements are refused, one after the other, before it is taken for a refusal of all."""
@@ -37,7 +42,7 @@ class Settled(NamedTuple):
 
 
 class Settler:
-    """Settles deliveries, by transactions of its own. Not thread-safe."""
+    """Settles deliveries, by transactions of its own on one connection. Not thread-safe."""
 
     def __init__(
         self,
@@ -65,6 +70,40 @@ class Settler:
         self._outages = 0  # tries since a transaction could be committed
         self._refused: set[str] = set()  # destinations that were refused since one was settled
         self._try_at = -math.inf
+        self._hurries = False
+        self._connection: Connection | None = None
+        self._used_at = 0.0
+
+    def open(self) -> None:
+        """Take a connection, and keep it, so that what is sent can be settled though a pool has no other to give."""
+        if self._connection is not None and self._is_lost(self._connection):
+            self.close()
+        if self._connection is None:
+            self._connection = self._engine.connect().execution_options(isolation_level="READ COMMITTED")
+            self._used_at = time.monotonic()
+
+    def _is_lost(self, connection: Connection) -> bool:
+        """Return whether a connection has ended: a server or a network may end one that was idle for a while."""
+        if not connection.invalidated and time.monotonic() - self._used_at > IDLE_SECONDS:
+            try:
+                run_steps(connection, [Step(Statement.of(SERVER.backend_pid))])
+            except Exception:  # noqa: BLE001 - another one says what is wrong, if that is not all
+                connection.invalidate()
+        return connection.invalidated
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def hurry(self) -> None:
+        """Try again at once, and then often: a stop has begun, whose time is short."""
+        if not self._hurries:
+            self._hurries = True
+            self._try_at = -math.inf
+            for delivery in self._waiting:
+                delivery.settle_at = -math.inf
 
     @property
     def works(self) -> bool:
@@ -111,7 +150,7 @@ class Settler:
             self._commit(deliveries)
         except Exception as error:  # noqa: BLE001 - it is the driver's, or of a listener of the host's
             self._outages += 1
-            pause = OUTAGE_BACKOFF.seconds(self._outages)
+            pause = self._pause(self._outages)
             self._try_at = time.monotonic() + pause
             self._check_claims()  # it may not be the settlement's fault
             if not deliveries or not self._can_settle():
@@ -123,7 +162,7 @@ class Settler:
             for delivery in deliveries:
                 self._refused.add(delivery.rows[0].message.destination)
                 delivery.failures += 1
-                pause = OUTAGE_BACKOFF.seconds(delivery.failures)
+                pause = self._pause(delivery.failures)
                 delivery.settle_at = time.monotonic() + pause
                 self._on_failure(error, pause)
             return []
@@ -144,6 +183,9 @@ class Settler:
                 done += self._committed([delivery])
         return done
 
+    def _pause(self, failures: int) -> float:
+        return OUTAGE_BACKOFF.seconds(1 if self._hurries else failures)
+
     def _can_settle(self) -> bool:
         try:
             self._commit(())
@@ -160,11 +202,28 @@ class Settler:
         if every.settlement.again or every.settlement.behind or every.settlement.dead:
             # If another relay has sent a refused message meanwhile, what is held behind it would wait for a repair.
             self._check_claims()
-        with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
+        with self._transaction() as connection, driver_cursor(connection) as cursor:
             _, answer = begin_with(connection, self._bound, self._sender.claim_step(connection))
-            # One that has taken long may be of an earlier server.
-            for server in {delivery.claim.server for delivery in deliveries} or (None,):
-                self._sender.check_server(connection, server, answer)
+            server, _ = self._sender.claimed(connection, answer)
+            if any(server not in delivery.session.servers for delivery in deliveries):
+                self._check_claims()  # finds what the servers of the claims are by now
+            for delivery in deliveries:
+                # One that has taken long may be of an earlier server.
+                same = delivery.session.servers
+                check_server(delivery.claim.server, {server} | (same if server in same else set()))
             self._sender.settle(connection, cursor, every)
         for delivery in deliveries:
             delivery.result.due |= every.due & delivery.claim.lanes
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """As ``short_transaction``, on the connection that is kept."""
+        self.open()
+        assert self._connection is not None  # noqa: S101 - for the type checker
+        try:
+            with self._connection.begin():
+                yield self._connection
+            self._used_at = time.monotonic()
+        except Exception as error:
+            discard_if_session_broken(self._connection, error)
+            raise

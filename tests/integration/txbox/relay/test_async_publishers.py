@@ -16,6 +16,7 @@ from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for
 from support.waiting import wait_until
 from txbox import BrokerError, Outgoing
 from txbox.instrumentation import BrokerLost, DatabaseLost, Event, PublisherOverdue, Relayed
+from txbox.outbox.lanes import number_of
 from txbox.relay import OutboxMessage, Relay
 from txbox.relay.dispatch import dispatcher
 
@@ -93,15 +94,21 @@ def test_a_coroutine_that_takes_no_notice_of_its_end_leaves_its_messages_to_anot
                 continue
 
     deaf, other = AsyncRecorder(wait), AsyncRecorder(lambda _: asyncio.sleep(0))
+    own = RecordingPublisher(before=lambda _: freed.wait(30))  # keeps the only thread from reading what is not its own
+    publish(engine, *numbered(1))
+    first = start_both(deaf, own, publish_timeout_seconds=1, senders=1, max_senders=1)
+    wait_until(lambda: first._dispatcher.overdue_calls(), "the thread's time has passed")
     publish(engine, Outgoing("far:hangs", "1", key="a"), Outgoing("far:hangs", "2", key="a"))
-    first = start_both(deaf, publish_timeout_seconds=1)
-    wait_until(lambda: first._dispatcher.overdue_calls(), "its time has passed")
+    wait_until(lambda: len(first._dispatcher.overdue_calls()) == 2, "its time has passed")
     publish(engine, *numbered(5, to="far:quick"))
     deaf.wait_for(5)
     start_both(other)
     other.wait_for(2)
     assert other.bodies == ["1", "2"]
     freed.set()
+    sender = first._async_sender
+    wait_until(lambda: sender and not sender._deliveries, "it has ended at last")
+    assert first._scheduler._is_async(number_of("far:hangs")), "no thread is to find out whose it is"
     publish(engine, Outgoing("far:hangs", "3", key="a"))
     wait_until(lambda: "3" in [*deaf.bodies, *other.bodies], "the next one")
     assert "2" not in [message.body.decode() for message in deaf.received if message.key]

@@ -110,6 +110,23 @@ def test_what_is_cancelled_with_its_call_is_not_sent() -> None:
     asyncio.run(cancelled_before())
 
 
+def test_what_stands_still_since_its_loop_has_ended_begins_nothing_more_when_it_is_forgotten() -> None:
+    begun: list[OutboxMessage] = []
+
+    async def send(message: OutboxMessage) -> None:
+        begun.append(message)
+        await asyncio.sleep(60)
+
+    loop = asyncio.new_event_loop()
+    sending = loop.create_task(AsyncFunctionPublisher(send, at_once=1).send(MESSAGES))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    [waiting] = asyncio.all_tasks(loop) - {sending}
+    loop.close()
+    for task in (waiting, sending):
+        task.get_coro().close()  # type: ignore[union-attr]
+    assert begun == MESSAGES[:1]
+
+
 async def coroutine(_: object) -> None:
     """Something that has to be awaited."""
 
