@@ -371,10 +371,14 @@ class ExtraMissing(TxboxError, ModuleNotFoundError):
 
     def __init__(self, extra: str, name: str) -> None:
         self.extra = extra
-        super().__init__(f"{name} is missing; install it: pip install 'txbox[{extra}]'", name=name)
+        # A part of a package may be missing where the package is too old, or hidden by a file of the same name.
+        what = (
+            f"{name} is missing" if "." not in name else f"{name} is not in the {name.partition('.')[0]} that is found"
+        )
+        super().__init__(f"{what}; install it: pip install 'txbox[{extra}]'", name=name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ExtraMissing, (self.extra, self.name)  # the name is no attribute that __dict__ has
+        return ExtraMissing, (self.extra, self.name), self.__dict__  # which does not have the name
 
 
 class LetterNotFound(TxboxError):

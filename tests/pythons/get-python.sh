@@ -28,6 +28,7 @@ cleanup() {
 apt() {
   timeout "$LIMIT_S" apt-get -qq -o "Dir::State=$scratch/state" -o "Dir::State::status=$scratch/status" \
     -o "Dir::Cache=$scratch/cache" -o "Dir::Etc::sourcelist=$scratch/sources.list" -o Dir::Etc::sourceparts=- \
+    -o APT::Default-Release= -o Dir::Etc::preferences=- -o Dir::Etc::preferencesparts=- \
     -o APT::Update::Error-Mode=any -o Acquire::Languages=none -o APT::Sandbox::User= "$@" \
     >>"$scratch/log" 2>&1 </dev/null \
     || { tail -n 5 "$scratch/log" >&2; fail "apt-get $1 failed, or took more than $LIMIT_S s; see the lines above"; }
@@ -37,6 +38,7 @@ apt() {
 [[ $(type -P apt-get) && $(type -P dpkg-deb) && -r $KEYS ]] || fail 'this is no Debian to get it from'
 folder=$(realpath -m "$1")
 readonly folder program=$folder/usr/bin/python$VERSION
+[[ ! -e $folder || -e $program ]] || fail "$folder is in the way: it has no Python of an earlier run"
 if works; then
   echo "$program"
   exit
@@ -46,6 +48,7 @@ mirror=$(apt-get update --print-uris | sed -n "s,^'\(.*\)/dists/$release/InRelea
 [[ -n $mirror ]] || fail "apt on this machine has no source of $release"
 
 trap cleanup EXIT
+trap 'exit 130' INT
 mkdir -p "$(dirname "$folder")"
 scratch=$(mktemp -d "$folder.XXXXXX") # beside it, so that it is moved as a whole
 mkdir -p "$scratch/state/lists/partial" "$scratch/cache/archives/partial" "$scratch/root"
@@ -59,14 +62,15 @@ for package in "$scratch"/cache/archives/*.deb; do
 done
 
 # The program is told where its C library and loader will be; its children get nothing of it, as with LD_LIBRARY_PATH.
-loader=$(echo "$scratch"/root/usr/lib/*/ld-linux*.so.*)
+loader=$(echo "$scratch"/root/usr/lib/*/ld*.so.*)
+[[ -e $loader ]] || fail "the packages of $SUITE have no loader where it was looked for"
 libraries=$(dirname "$loader")
 patch() {
   "$loader" --library-path "$libraries" "$scratch/root/usr/bin/patchelf" "$@" "$scratch/root/usr/bin/python$VERSION"
 }
 # In this order, and not at once, or the program crashes. An old-style path is also for what packages of Python load.
-patch --force-rpath --set-rpath "${libraries/#$scratch\/root/$folder}"
-patch --set-interpreter "${loader/#$scratch\/root/$folder}"
+patch --force-rpath --set-rpath "$folder${libraries#"$scratch/root"}"
+patch --set-interpreter "$folder${loader#"$scratch/root"}"
 rm -rf --one-file-system "$folder"
 mv --no-target-directory "$scratch/root" "$folder"
 works || fail "the Python of $SUITE does not run here: $("$program" -V 2>&1 || true)"

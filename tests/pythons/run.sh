@@ -1,36 +1,45 @@
 #!/usr/bin/env bash
 # Run tests with another Python than the one that make has, and with either SQLAlchemy: run.sh PYTHON ENVIRONMENT TESTS...
 #
-# Of the Pythons from 3.12 to 3.14 the day decides which has its turn: of those in the path, or beside make's, as with
-# pyenv, and of 3.14, which get-python.sh gets where it is missing. So for SQLAlchemy 2.0 and 2.1. PYTHON_TURN=3.13 and
-# SQLALCHEMY_TURN=2.0 decide otherwise.
+# Of the Pythons from 3.11 to 3.14, but make's own, the day decides which has its turn: of those in the path, or beside
+# make's, as with pyenv, and of 3.14, which get-python.sh gets where it is missing. If that fails, the next one has it.
+# So for SQLAlchemy 2.0 and 2.1. PYTHON_TURN=3.13 and SQLALCHEMY_TURN=2.0 decide otherwise.
 set -euo pipefail
 make_python=$1
 environment=$2
 shift 2
 beside=$(dirname "$("$make_python" -c 'import sys; print(sys.base_prefix)')")
+own=$("$make_python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 found=()
-for version in 3.12 3.13 3.14; do
+for version in 3.11 3.12 3.13 3.14; do
+  if [ "$version" = "$own" ]; then continue; fi
   for one in "$(command -v "python$version" || true)" "$beside/$version".*/bin/python ''; do
     if [ -x "$one" ] && "$one" -c 'import venv' 2>/dev/null; then break; fi
   done
   if [ -n "$one" ] || [ "$version" = 3.14 ]; then found+=("$version=$one"); fi
 done
 day=$((10#$(date +%j)))
-turn=${found[$((day % ${#found[@]}))]}
-version=${PYTHON_TURN:-${turn%%=*}}
 sqlalchemy=${SQLALCHEMY_TURN:-2.$((day / ${#found[@]} % 2))}
-echo "Python $version and SQLAlchemy $sqlalchemy have their turn, of Python $(printf '%s ' "${found[@]%%=*}")"
 python=
-for one in "${found[@]}"; do
-  if [ "${one%%=*}" = "$version" ]; then python=${one#*=}; fi
-done
-if [ -z "$python" ] && [ "$version" = 3.14 ]; then
-  python=$("$(dirname "$0")/get-python.sh" "$environment-python$version") || true
-fi
-if [ -z "$python" ]; then
+for ((turn = day; turn < day + ${#found[@]}; turn++)); do
+  one=${found[$((turn % ${#found[@]}))]}
+  version=${one%%=*} python=${one#*=}
+  if [ "$version" != "${PYTHON_TURN:-$version}" ]; then
+    python=
+    continue
+  fi
+  echo "Python $version and SQLAlchemy $sqlalchemy have their turn, of Python $(printf '%s ' "${found[@]%%=*}")"
+  if [ -z "$python" ]; then
+    python=$("$(dirname "$0")/get-python.sh" "$environment-python$version") || true
+  fi
+  if [ -n "$python" ]; then break; fi
   echo "this machine has no Python $version; its turn is left out"
-  if [ -n "${PYTHON_TURN:-}" ]; then exit 1; fi # it was asked for by name
+done
+if [ -z "$python" ]; then
+  if [ -n "${PYTHON_TURN:-}" ]; then
+    echo "there is no Python $PYTHON_TURN for its turn" >&2
+    exit 1
+  fi
   exit 0
 fi
 "$python" -m venv --clear --without-pip "$environment"

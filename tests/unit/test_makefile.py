@@ -84,24 +84,47 @@ def test_a_python_that_is_too_old_is_named(make: Make, stub: Stub) -> None:
     )
 
 
-@pytest.mark.parametrize(("asked_for", "status"), [({}, 0), ({"PYTHON_TURN": "3.14"}, 1)])
-def test_a_python_that_cannot_be_had_is_left_out_aloud_unless_it_was_asked_for(
-    programs: Path, stub: Stub, tmp_path: Path, asked_for: dict[str, str], status: int
-) -> None:
-    for name in ("bash", "date", "dirname", "realpath"):
+@pytest.fixture
+def take_turns(programs: Path, stub: Stub, tmp_path: Path) -> Make:
+    """Run tests/pythons/run.sh on a machine that has no Python but make's, 3.11: take_turns("PYTHON_TURN=3.14")."""
+    for name in ("bash", "dirname", "realpath"):
         (programs / name).symlink_to(shutil.which(name) or "")
-    stub("python", "echo /nowhere/3.11")  # where make's Python is, and no other beside it
-    ended = subprocess.run(
-        [REPOSITORY / "tests/pythons/run.sh", programs / "python", tmp_path / "environment"],
-        env={"PATH": str(programs), **asked_for},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    stub("python", """case "$2" in *base_prefix*) echo /nowhere/3.11 ;; *) echo 3.11 ;; esac""")
+    stub("date", "echo 001")
+
+    def run(*settings: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [REPOSITORY / "tests/pythons/run.sh", programs / "python", tmp_path / "environment"],
+            env={"PATH": str(programs), **dict(setting.split("=", 1) for setting in settings)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(("asked_for", "status"), [([], 0), (["PYTHON_TURN=3.14"], 1), (["PYTHON_TURN=3.9"], 1)])
+def test_a_python_that_cannot_be_had_is_told_and_is_an_error_if_it_was_asked_for(
+    take_turns: Make, asked_for: list[str], status: int
+) -> None:
+    ended = take_turns(*asked_for)
     assert ended.returncode == status
-    assert ended.stdout.endswith("this machine has no Python 3.14; its turn is left out\n")
-    assert "this is no Debian to get it from" in ended.stderr
+    if asked_for != ["PYTHON_TURN=3.9"]:
+        assert ended.stdout.endswith("this machine has no Python 3.14; its turn is left out\n")
+        assert "this is no Debian to get it from" in ended.stderr
+
+
+def test_the_next_python_has_the_turn_of_one_that_cannot_be_had(take_turns: Make, stub: Stub) -> None:
+    stub("python3.12", """case "$2" in "import venv") exit 0 ;; *) echo "python3.12 $*"; exit 7 ;; esac""")
+    ended = take_turns()
+    assert ended.returncode == 7
+    turn, left_out, next_turn, begun = ended.stdout.splitlines()
+    assert turn.startswith("Python 3.14 and SQLAlchemy 2.0 have their turn, of Python 3.12 3.14")
+    assert left_out == "this machine has no Python 3.14; its turn is left out"
+    assert next_turn.startswith("Python 3.12 and SQLAlchemy 2.0 have their turn")
+    assert begun.startswith("python3.12 -m venv ")
 
 
 def test_tests_run_side_by_side_unless_one_asks_for_one_process(make: Make) -> None:

@@ -6,11 +6,8 @@ import traceback
 import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from txbox import BrokerError, TxboxError
+from txbox import BrokerError, SchemaMissing, TxboxError
 from txbox.postgres.sqlstates import PREPARED_REMEDY, UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
-
-CREATE_TABLES = "`txbox db upgrade`"
-"""As errors about missing tables name it, ours and those of the database."""
 
 
 class UsageError(TxboxError):
@@ -69,9 +66,9 @@ def _explain_database(error: DBAPIError | psycopg.Error) -> str:
     text = _one_line(str(error.orig if isinstance(error, DBAPIError) else error))
     code = sqlstate(error)
     if code == UNDEFINED_TABLE:
-        return f"{text.split(' LINE ')[0]}; create the tables with {CREATE_TABLES}"
+        return f"{text.split(' LINE ')[0]}; create the tables with {SchemaMissing.remedy}"
     if code == UNDEFINED_COLUMN:
-        return f"{text.split(' LINE ')[0]}; bring the tables up to date with {CREATE_TABLES}"
+        return f"{text.split(' LINE ')[0]}; bring the tables up to date with {SchemaMissing.remedy}"
     if code is None:
         return _with_remedy(text, _DATABASE_REMEDIES, "is the server running, and is the URL right?")
     return _with_remedy(f"the database refused: {text}", _DATABASE_REMEDIES)

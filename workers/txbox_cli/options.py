@@ -19,7 +19,7 @@ from txbox import InvalidConfiguration, NotSendable, SchemaMissing
 from txbox.postgres.urls import DATABASE_URL_VARIABLE, database_engine, database_url
 from txbox.text import host_name
 from txbox.wire.destinations import scheme
-from txbox_cli.errors import CREATE_TABLES, CommandFailed, UsageError, explain
+from txbox_cli.errors import CommandFailed, UsageError, explain
 from txbox_cli.settings import Settings
 
 SCHEMA_VARIABLE = "TXBOX_DATABASE_SCHEMA"
@@ -89,9 +89,9 @@ class Database:
             yield engine
         except (SchemaMissing, DBAPIError) as error:
             message = explain(error)
-            if not self.options or CREATE_TABLES not in message:
+            if not self.options or UPGRADE not in message:
                 raise
-            raise CommandFailed(message.replace(CREATE_TABLES, f"{CREATE_TABLES[:-1]} {self.options}`")) from error
+            raise CommandFailed(message.replace(UPGRADE, f"{UPGRADE[:-1]} {self.options}`")) from error
         finally:
             engine.dispose()
 
@@ -259,5 +259,8 @@ def require_order(since: datetime | timedelta | None, until: datetime | timedelt
 
 
 # Not M: as a month it would be meant for much longer.
+UPGRADE = "`txbox db upgrade`"
+"""As errors about missing tables name it; an adapter of a framework may have them name another command."""
+
 _PART = r"(\d+(?:\.\d+)?)([smhdwSHDW])"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -1,4 +1,4 @@
-"""The web application, async throughout, with the relay and the worker inside."""
+"""The web application, with the relay and the worker inside: coroutines, but for the relay, as boto3 blocks."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def needs(extra: str) -> Iterator[None]:
     except ExtraMissing:
         raise
     except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if module not in MODULES[extra]:
+        name = error.name or ""
+        if name.partition(".")[0] not in MODULES[extra]:
             raise
-        raise ExtraMissing(extra, module) from error
+        raise ExtraMissing(extra, name) from error

@@ -93,7 +93,7 @@ class Outbox:
             prefix: what the tables' names start with.
             notify: wake idle relays by a NOTIFY after the business transaction, when the connection goes back to its
                 pool, at most four times a second. Without it, or with a connection of psycopg's own, an idle relay
-                finds the message within 0.6 seconds.
+                finds the message within a second.
             tracing: makes a span for each message; see ``txbox.instrumentation.opentelemetry_tracing``.
         """
         self.schema = schema

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 # pyspark may leave it to the garbage collector to close a socket that it has read rows from: seen with 4.0.
 UNCLOSED = r"ignore:unclosed <socket\.socket .*127\.0\.0\.1:ResourceWarning"
 
-ARTIFACTS = Path("artifacts").resolve()
-"""Spark 4.0 makes it where it is started; newer ones, in Java's temporary folder."""
-
 
 @pytest.fixture(scope="session")
 def spark(note_server: Callable[[str], None]) -> Iterator[SparkSession]:
@@ -44,9 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if "SPARK_SUBMIT_OPTS" not in os.environ:  # in a process of pytest-xdist it is there
         folder = Path(tempfile.mkdtemp(prefix="txbox-spark-"))
-        left = [folder] if ARTIFACTS.exists() else [folder, ARTIFACTS]
-        for one in left:
-            config.add_cleanup(partial(shutil.rmtree, one, ignore_errors=True))
+        config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
         options = f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={folder} -Dspark.sql.warehouse.dir={folder / 'warehouse'}"
         os.environ["SPARK_SUBMIT_OPTS"] = options
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:

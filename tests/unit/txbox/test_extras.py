@@ -15,7 +15,7 @@ from txbox import extras
 from txbox.errors import ExtraMissing, InvalidConfiguration
 from txbox.postgres.drivers import greenlets
 
-DOORS = {
+ENTRY_MODULES = {
     "txbox_http": "http",
     "txbox_celery": "celery",
     "txbox_django": "django",
@@ -34,21 +34,24 @@ DOORS = {
 }
 """Where the modules of an extra come in, and its name."""
 
-# A program, because what is imported already cannot be missing; one for all doors.
+# A program, because what is imported already cannot be missing; one for all of them.
 WITHOUT_EXTRAS = """
 import importlib, sys
 from txbox.extras import MODULES
 
-for modules in MODULES.values():
-    for module in modules:
-        sys.modules[module] = None
-for door in sys.argv[1:]:
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if any(name in modules for modules in MODULES.values()):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+for name in sys.argv[1:]:
     try:
-        importlib.import_module(door)
+        importlib.import_module(name)
     except ImportError as error:
-        print(door, type(error).__name__, type(error.__cause__).__name__, error, sep="|")
+        print(name, type(error).__name__, type(error.__cause__).__name__, error, sep="|")
     else:
-        print(door, "was imported", "", "", sep="|")
+        print(name, "was imported", "", "", sep="|")
 import txbox_spark, txbox_testing.plugin
 try:
     txbox_spark.runtime.lazy_imports.pyarrow.Table
@@ -57,24 +60,25 @@ except ImportError as error:
 """
 
 
-def test_each_door_names_its_extra() -> None:
+def test_each_entry_module_names_its_extra() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS, *DOORS], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", WITHOUT_EXTRAS, *ENTRY_MODULES], capture_output=True, text=True, timeout=60, check=True
     )
-    said = {door: words for door, *words in (line.split("|") for line in ended.stdout.splitlines())}
-    assert said.keys() == {*DOORS, "pyarrow"}
-    for door, (kind, cause, text) in said.items():
-        assert (kind, cause) == ("ExtraMissing", "ModuleNotFoundError"), (door, text)
-        extra = DOORS.get(door, "spark")
+    said = {module: words for module, *words in (line.split("|") for line in ended.stdout.splitlines())}
+    assert said.keys() == {*ENTRY_MODULES, "pyarrow"}
+    for module, (kind, cause, text) in said.items():
+        assert (kind, cause) == ("ExtraMissing", "ModuleNotFoundError"), (module, text)
+        extra = ENTRY_MODULES.get(module, "spark")
         named = re.fullmatch(rf"(\w+) is missing; install it: pip install 'txbox\[{extra}\]'", text)
-        assert named, (door, text)
+        assert named, (module, text)
         assert named[1] in extras.MODULES[extra]
 
 
 def test_only_a_module_of_the_extra_is_told_as_missing() -> None:
     with pytest.raises(ExtraMissing) as told, extras.needs("aws"):
         raise ModuleNotFoundError("No module named 'boto3.session'", name="boto3.session")
-    assert (told.value.extra, told.value.name) == ("aws", "boto3")
+    assert (told.value.extra, told.value.name) == ("aws", "boto3.session")
+    assert str(told.value).startswith("boto3.session is not in the boto3 that is found; install it: ")
     for name in ("shop", "celery", "boto3_shop", None):
         theirs = ModuleNotFoundError(f"No module named {name!r}", name=name)
         with pytest.raises(ModuleNotFoundError) as passed, extras.needs("aws"):

@@ -27,7 +27,11 @@ class Command(BaseCommand):
         module_name, _, name = target.partition(":")
         try:
             found = getattr(import_module(module_name), name)
+        except TxboxError as error:
+            raise CommandError(str(error)) from error
         except (ImportError, AttributeError, ValueError) as error:
+            if isinstance(error, ImportError) and not f"{module_name}.".startswith(f"{error.name}."):
+                raise CommandError(f"module {module_name} failed: {error}; --traceback shows where") from error
             raise CommandError(
                 f"{target} cannot be imported: {error}; give MODULE:NAME, as in shop.worker:make_worker"
             ) from error
