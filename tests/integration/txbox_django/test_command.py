@@ -3,6 +3,7 @@
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,6 +45,32 @@ def test_killed_between_commit_and_ack_and_stopped(
         successor.send_signal(signal.SIGTERM)
         assert successor.wait(60) == 0
     assert len(project.purchases()) == len(set(project.purchases())) == MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "said"),
+    [
+        ("no_such:worker", "", "no_such:worker cannot be imported: No module named 'no_such'; give MODULE:NAME"),
+        ("no_worker:worker", "", "no_worker:worker cannot be imported: module 'no_worker' has no attribute 'worker'"),
+        ("needs_more:worker", "import not_there", "module needs_more failed: No module named 'not_there'"),
+        (
+            "no_extra:worker",
+            "from txbox.errors import ExtraMissing\nraise ExtraMissing('http', 'anyio')",
+            "anyio is missing",
+        ),
+    ],
+)
+def test_what_cannot_be_imported_is_named(
+    django: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, code: str, said: str
+) -> None:
+    from django.core.management import CommandError, call_command
+
+    if target != "no_such:worker":
+        (tmp_path / f"{target.partition(':')[0]}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CommandError) as told:
+        call_command("txbox_worker", target)
+    assert str(told.value).startswith(said)
 
 
 def _left(sqs: "SQSClient", queue: str) -> int:
