@@ -178,6 +178,8 @@ class Sender:
         result.fresh = {lane: position for lane, position in claim.fresh.items() if lane in result.locked}
         result.due = set(claim.due & result.locked)
         if not claimed:
+            if claim.due:
+                run_steps(connection, [last])
             return [], set()
         due, held = self._read_due(cursor, claim.due & claimed, limit, result)
         wanted = {lane: position for lane, position in claim.fresh.items() if lane in claimed}

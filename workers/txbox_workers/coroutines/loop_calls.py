@@ -41,7 +41,13 @@ class LoopCalls:
     def begin(self, batch: Callable[[], object], ended: Callable[[], object]) -> None:
         """Have a batch run on the loop, from there: as ``submit``."""
         assert self._loop is not None  # noqa: S101 - for the type checker
-        task = self._loop.create_task(self._run(batch, self._batches))
+        running = self._run(batch, self._batches)
+        try:
+            task = self._loop.create_task(running)
+        except BaseException:  # a task factory of the host's may raise
+            running.close()
+            ended()
+            raise
         task.add_done_callback(lambda _: ended())
 
     def call(self, work: Callable[[], T]) -> T:

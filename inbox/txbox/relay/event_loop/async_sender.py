@@ -188,7 +188,12 @@ class AsyncSender:
     @property
     def _may_try(self) -> bool:
         """Whether one claim is to show that settlements are refused still, as nothing else is left to show it."""
-        return self._settler.answers and not self._deliveries
+        return self._settler.answers and not self._has_claims
+
+    @property
+    def _has_claims(self) -> bool:
+        """Whether something is under way that can still be settled; what is lost may go on for ever."""
+        return any(not delivery.lost for delivery in self._deliveries)
 
     @property
     def _claimed_lanes(self) -> int:
@@ -209,7 +214,7 @@ class AsyncSender:
 
     def _begin(self, claims: Sequence[Claim]) -> None:
         """Claim and read, in one round trip for all of them, and start their deliveries."""
-        if not self._deliveries:  # else it has one; and if that was lost, what is under way is not to be lost for it
+        if not self._has_claims:  # else it has one; and if that was lost, what is under way is not to be lost for it
             self._settler.open()
         session, result = self._session(), ClaimResult()
         merged = Claim(
@@ -243,6 +248,7 @@ class AsyncSender:
                 size = sum(len(row.message.body) for row in found)
                 started.append(Delivery(claim, session, found, held, own, size))
         self._deliveries.update(started)
+        self._taken = [claim for claim, _ in others]  # if what follows fails, each claim is given back once
         self._bytes += sum(delivery.size for delivery in started)
         self._loop.start((partial(self._deliver, delivery), partial(self._end, delivery)) for delivery in started)
         session.release(lane for claim, _ in others for lane in claim.lanes)
@@ -256,6 +262,7 @@ class AsyncSender:
             len(sessions) == MOST_SESSIONS or now <= max(sessions[-1].began, self._asked) + SESSION_SECONDS
         ):
             return sessions[-1]
+        self._check_sessions()  # nobody looks after them while the pool is waited for
         try:
             sessions.append(ClaimSession(self._engine, self._statements, self._sender))
         except Exception as error:
@@ -274,7 +281,7 @@ class AsyncSender:
                 session.end()
             elif time.monotonic() - session.checked_at > self._check_seconds:
                 session.check()
-        if not self._deliveries:
+        if not self._has_claims:
             self._settler.close()
 
     def _check_sessions(self) -> None:

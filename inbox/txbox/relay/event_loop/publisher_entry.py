@@ -50,7 +50,7 @@ class PublisherEntry:
             self._task.cancel()
         await asyncio.wait([self._task], timeout=LEAVE_SECONDS)
         if not self._task.done():
-            _log.error("%s has not returned for %g s: it is cancelled", self._task.get_name(), LEAVE_SECONDS)
+            _log.error("%s has not ended within %g s of the stop", self._task.get_name(), LEAVE_SECONDS)
         elif not self._task.cancelled():
             self._task.result()
 

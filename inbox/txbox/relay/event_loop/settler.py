@@ -86,7 +86,8 @@ class Settler:
         """Return whether a connection has ended: a server or a network may end one that was idle for a while."""
         if not connection.invalidated and time.monotonic() - self._used_at > IDLE_SECONDS:
             try:
-                run_steps(connection, [Step(Statement.of(SERVER.backend_pid))])
+                # What a rollback has discarded (DEALLOCATE ALL) is not to look like a lost connection.
+                run_steps(connection, [Step(Statement.of(SERVER.backend_pid, has_plan=False))])
             except Exception:  # noqa: BLE001 - another one says what is wrong, if that is not all
                 connection.invalidate()
         return connection.invalidated
@@ -198,6 +199,7 @@ class Settler:
 
     def _commit(self, deliveries: Sequence[Delivery]) -> None:
         """Settle deliveries in one transaction; without any, see whether that could be done."""
+        self.open()  # before the claims are checked: it may take long
         every = ClaimResult(settlement=BatchSettlement.merged(delivery.result.settlement for delivery in deliveries))
         if every.settlement.again or every.settlement.behind or every.settlement.dead:
             # If another relay has sent a refused message meanwhile, what is held behind it would wait for a repair.
@@ -217,8 +219,7 @@ class Settler:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """As ``short_transaction``, on the connection that is kept."""
-        self.open()
+        """As ``short_transaction``, on the connection that is open."""
         assert self._connection is not None  # noqa: S101 - for the type checker
         try:
             with self._connection.begin():

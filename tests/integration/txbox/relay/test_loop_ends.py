@@ -108,5 +108,5 @@ def test_a_publisher_that_does_not_end_its_entry_or_exit_costs_a_stop_a_bounded_
     assert time.monotonic() - began < 5
     assert far.begun.is_set()
     said = [record.getMessage() for record in caplog.records if record.name == "txbox.relay"]
-    assert f"{method} of publisher Unwilling has not returned for 0.3 s: it is cancelled" in said
+    assert f"{method} of publisher Unwilling has not ended within 0.3 s of the stop" in said
     assert sum("left where they are" in line and f"{method} of publisher Unwilling" in line for line in said) == deaf

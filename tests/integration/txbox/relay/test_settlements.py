@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from support.waiting import wait_until
 from txbox import DeadLetters, Outbox, Outgoing
 from txbox.instrumentation import DatabaseLost, Event
 from txbox.relay import OutboxMessage, Relay
+from txbox.relay.dispatch import dispatcher
 from txbox.relay.event_loop import async_sender, settler
 from txbox.relay.event_loop.async_sender import AsyncSender
 
@@ -114,6 +115,37 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
     mended.join()
     assert left() == []
     assert broker.bodies == ["0"]
+
+
+def test_what_ignores_its_cancellation_keeps_nothing_from_being_tried_after_refused_settlements(
+    engine: Engine,
+    start_both: StartBoth,
+    freed: threading.Event,
+    left: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatcher, "CANCEL_SECONDS", 0.1)
+
+    async def send(messages: Sequence[OutboxMessage]) -> None:
+        while messages[0].destination == "far:deaf" and not freed.is_set():
+            with suppress(asyncio.CancelledError):
+                await wait_for_freedom(freed)
+
+    run(
+        engine,
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;"
+        "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW EXECUTE FUNCTION refuse()",
+    )
+    others = [f"far:{number}" for number in range(settler.MOST_REFUSED + 1)]
+    publish(engine, *[Outgoing(destination, destination) for destination in ["far:deaf", *others]])
+    sender = start_both(AsyncRecorder(send), publish_timeout_seconds=1)._async_sender
+    assert sender is not None
+    wait_until(
+        lambda: sender._deliveries and all(one.lost for one in tuple(sender._deliveries)) and not sender._settler.works,
+        "all but the one that goes on is given up",
+    )
+    run(engine, "DROP FUNCTION refuse CASCADE")
+    wait_until(lambda: left() == ["far:deaf"], "the others are tried again", timeout=30)
 
 
 def test_a_call_under_way_keeps_no_change_of_the_table_waiting(
@@ -232,6 +264,7 @@ def test_a_host_that_has_all_other_connections_keeps_nothing_from_being_settled_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(async_sender, "SESSION_SECONDS", 0.0)
+    monkeypatch.setattr(settler, "IDLE_SECONDS", 0.0)
     pooled = create_engine(engine.url, pool_size=4, max_overflow=0, pool_timeout=0.05)
     far, heard = AsyncRecorder(lambda _: wait_for_freedom(freed)), list[Event]()
     relay = start_both(far, engine=pooled, listen=False, publish_timeout_seconds=1, hooks=[heard.append])
@@ -244,6 +277,9 @@ def test_a_host_that_has_all_other_connections_keeps_nothing_from_being_settled_
             host.enter_context(pooled.connect())
         publish(engine, *numbered(1, first=1, to="far:two"))
         wait_until(lambda: len(sender._deliveries) == 2, "the session that is old by now claims more")
+        settling: Any = sender._settler._connection
+        assert not sender._settler._is_lost(settling)
+        settling.connection.driver_connection.pgconn.exec_(b"DEALLOCATE ALL")  # as a rollback of psycopg's does
         freed.set()
         wait_until(lambda: left() == [], "all is settled", timeout=10)
     assert sorted(far.bodies) == ["0", "1"]

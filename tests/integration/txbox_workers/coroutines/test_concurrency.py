@@ -131,6 +131,32 @@ def test_groups_keep_their_order_whatever_fails(business: Business, async_engine
     assert {group: [one for one in order if one.startswith(f"{group}-")] for group in ids} == ids
 
 
+def test_a_batch_whose_task_cannot_be_made_is_handed_back(business: Business, async_engine: Engines) -> None:
+    made = 0
+
+    def make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
+        nonlocal made
+        if "LoopCalls" in coroutine.__qualname__:
+            made += 1
+            if made % 4 == 3:
+                raise MemoryError("a task factory of the host's")
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    async def run() -> None:
+        source = MemorySource(numbered(30))
+        async with async_engine() as engine:
+            worker = make(source, engine, concurrency=1, batch_size=1)
+            await worker.start()
+            asyncio.get_running_loop().set_task_factory(make_task)
+            assert await asyncio.to_thread(source.wait_until_empty, 20), "the only place is free again each time"
+            asyncio.get_running_loop().set_task_factory(None)
+            assert await worker.stop()
+
+    asyncio.run(run())
+    assert made > 30
+    assert business.applied() == once(one.id for one in numbered(30))
+
+
 class ExtendedSource(MemorySource):
     """Its deliveries are the worker's for two seconds, and it notes how often they were extended."""
 
