@@ -280,6 +280,7 @@ def test_a_host_that_has_all_other_connections_keeps_nothing_from_being_settled_
         settling: Any = sender._settler._connection
         assert not sender._settler._is_lost(settling)
         settling.connection.driver_connection.pgconn.exec_(b"DEALLOCATE ALL")  # as a rollback of psycopg's does
+        assert not sender._settler._is_lost(settling), "the host would have its place in the pool"
         freed.set()
         wait_until(lambda: left() == [], "all is settled", timeout=10)
     assert sorted(far.bodies) == ["0", "1"]
