@@ -22,6 +22,7 @@ from support.processes import start_python
 from txbox import InFlight, LeaseLost, Message
 from txbox.instrumentation import Event, Settled
 from txbox.leases import LEASE_SECONDS, Acquisition, Lease, Ledger, PostgresLedger, idempotent
+from txbox.leases.lease import elapsed
 from txbox_workers.coroutines import AsyncWorker
 from txbox_workers.memory_source import MemorySource
 
@@ -40,6 +41,7 @@ class Note:
         message: to which message.
         pid: by which process.
         fence, attempt, unknown: of its lease.
+        noted_at, ends_at: readings of this machine's clock: now, and when its lease ends unless it is renewed.
     """
 
     what: str
@@ -48,11 +50,16 @@ class Note:
     fence: int = 0
     attempt: int = 0
     unknown: int = 0
+    noted_at: float = 0.0
+    ends_at: float = 0.0
 
 
 def note(path: str | Path, what: str, message: str, lease: Lease | None = None) -> None:
     """Append a line, in one write: others append to the same file."""
-    told = (lease.fence, lease.attempt, lease.unknown_attempts) if lease is not None else ()
+    told: tuple[float, ...] = ()
+    if lease is not None:
+        now = elapsed()
+        told = (lease.fence, lease.attempt, lease.unknown_attempts, now, now + lease.seconds_left)
     line = json.dumps([what, message, os.getpid(), *told]) + "\n"
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:

@@ -35,6 +35,8 @@ pytestmark = pytest.mark.chaos
 
 LONG = 600.0
 PATIENCE = 60.0
+CLOCK_TOLERANCE = 0.05
+"""Seconds: the store's clock need not go as fast as that of the machine."""
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -216,6 +218,7 @@ def test_three_processes_are_killed_and_stopped_at_random_and_complete_each_mess
         for earlier, later in itertools.pairwise(effects):
             assert earlier.pid in disturbed or (earlier.pid, message_id) in lost, "it ran twice, and nothing happened"
             assert later.fence > earlier.fence
+            assert later.noted_at > earlier.ends_at - CLOCK_TOLERANCE, "it was taken from an owner that still had it"
             assert later.unknown >= 1, "a handler is told that it may have happened before"
     # A campaign that never hit anything proves nothing.
     assert any(len(effects) > 1 for effects in ran.values()), "nobody has taken anything over"
