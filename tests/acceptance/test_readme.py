@@ -32,6 +32,7 @@ def runnable() -> dict[str, str]:
     """An environment whose commands are those of this interpreter's installation, and which knows no database."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith(("TXBOX_", "AWS_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{mine['PATH']}"
+    mine["PYTEST_ADDOPTS"] = "-p no:asyncio"  # which warns of settings that a page has no need of
     # Width: a table's cells are not cut in the middle of a word.
     return {**mine, "PATH": path, "COLUMNS": "120", "PYTHONDONTWRITEBYTECODE": "1", "HOME": mine.get("HOME", "/tmp")}
 

@@ -1,4 +1,4 @@
-"""The pytest plugin, in projects that use it: in two processes, with anyio, and where nothing of it is used."""
+"""The pytest plugin, in projects that use it: in two processes, with anyio and pytest-asyncio, and where it is idle."""
 
 import os
 import subprocess
@@ -22,7 +22,9 @@ def txbox_prepare():
 
 PROJECT = """
 import pytest
+import pytest_asyncio
 from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from txbox import Inbox, Message, Outbox, Outcome
 from txbox.relay import FunctionPublisher
 from txbox_testing import NotIdempotent, crash_at
@@ -60,6 +62,25 @@ async def test_coroutine(txbox_deliver, txbox_engine):
         assert connection.execute(text("SELECT cents FROM account")).scalar_one() == 1
         assert connection.execute(text("SELECT subscriber_id FROM processed_message")).scalar_one() == "billing"
 
+@pytest_asyncio.fixture
+async def account(txbox_database):
+    engine = create_async_engine(txbox_database)
+    async def cents():
+        async with engine.connect() as connection:
+            return await connection.scalar(text("SELECT cents FROM account"))
+    yield cents
+    await engine.dispose()
+
+async def apply_in_loop(session, message):
+    await session.execute(ADD)
+
+@pytest.mark.asyncio
+async def test_pytest_asyncio(txbox_deliver, txbox_trial, account):
+    delivered = txbox_deliver(apply_in_loop, PURCHASE, fault=crash_at("committed"))
+    assert delivered.outcome is Outcome.DUPLICATE
+    assert await account() == 1
+    txbox_trial(apply_in_loop, Message("p-2", b""))
+
 def test_relay(txbox_engine, txbox_relay):
     with txbox_engine.begin() as connection:
         Outbox().publish(connection, "own:there", b"")
@@ -83,6 +104,7 @@ def run_pytest(project: Path, *arguments: str) -> str:
     """Run the tests of a project as its own pytest would, with the plugin as an entry point loads it."""
     paths = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-m", "pytest", "-p", "txbox_testing.plugin", "-p", "no:cacheprovider", "-W", "error"]
+    command += ["-o", "asyncio_default_fixture_loop_scope=function"]  # else pytest-asyncio warns
     ended = subprocess.run(
         [*command, "-c", os.devnull, "--rootdir", ".", *arguments],
         cwd=project,
@@ -99,7 +121,7 @@ def run_pytest(project: Path, *arguments: str) -> str:
 def test_its_fixtures_work_in_two_processes_with_coroutines_and_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_project.py").write_text(PROJECT)
-    assert "5 passed" in run_pytest(tmp_path, "-n", "2")
+    assert "6 passed" in run_pytest(tmp_path, "-n", "2")
 
 
 def test_a_named_server_is_taken_and_no_database_is_left_there(

@@ -4,6 +4,7 @@ What it does it notes, a line each, in a file that it only appends to: what a pr
 live to tell, and without asking any ledger.
 """
 
+import asyncio
 import json
 import os
 import random
@@ -18,11 +19,17 @@ from typing import Any
 from sqlalchemy import create_engine
 
 from support.processes import start_python
-from txbox import InFlight, LeaseLost
+from txbox import InFlight, LeaseLost, Message
+from txbox.instrumentation import Event, Settled
 from txbox.leases import LEASE_SECONDS, Acquisition, Lease, Ledger, PostgresLedger, idempotent
+from txbox.leases.lease import elapsed
+from txbox_workers.coroutines import AsyncWorker
+from txbox_workers.memory_source import MemorySource
 
 EFFECT, COMPLETED, LOST = "effect", "completed", "lost"
 READY, REFUSED, ALLOWED = "ready", "refused", "allowed"
+FUNCTION, COROUTINE, WORKER = "function", "coroutine", "AsyncWorker"
+CONCURRENCY = 3
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Note:
         message: to which message.
         pid: by which process.
         fence, attempt, unknown: of its lease.
+        noted_at, ends_at: readings of this machine's clock: now, and when its lease ends unless it is renewed.
     """
 
     what: str
@@ -42,11 +50,16 @@ class Note:
     fence: int = 0
     attempt: int = 0
     unknown: int = 0
+    noted_at: float = 0.0
+    ends_at: float = 0.0
 
 
 def note(path: str | Path, what: str, message: str, lease: Lease | None = None) -> None:
     """Append a line, in one write: others append to the same file."""
-    told = (lease.fence, lease.attempt, lease.unknown_attempts) if lease is not None else ()
+    told: tuple[float, ...] = ()
+    if lease is not None:
+        now = elapsed()
+        told = (lease.fence, lease.attempt, lease.unknown_attempts, now, now + lease.seconds_left)
     line = json.dumps([what, message, os.getpid(), *told]) + "\n"
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -72,8 +85,9 @@ def start(arguments: dict[str, str], path: Path, **settings: Any) -> subprocess.
         settings: ``messages`` are the ids to work through, until each of them is completed; ``lease`` is its length in
             seconds; ``pause`` is how long an effect takes at most, and twice what it takes at least, in seconds;
             ``moments`` says for an id what happens to its first attempt and when, such as
-            ``["before effect", "SIGKILL"]``; with ``steps``, the process does not work: it acquires the first message,
-            stops, and then calls these methods of its ledger.
+            ``["before effect", "SIGKILL"]``; ``style`` is ``FUNCTION`` (the default) or ``COROUTINE``, called through
+            ``idempotent``, or ``WORKER``, an ``AsyncWorker`` with several coroutines at work; with ``steps``, the
+            process does not work: it acquires the first message, stops, and then calls these methods of its ledger.
     """
     settings = {**arguments, "path": str(path), **settings}
     return start_python("-m", "support.txbox.lease_process", json.dumps(settings))
@@ -117,26 +131,38 @@ def make_ledger(settings: dict[str, Any]) -> Ledger:
 
 def work(settings: dict[str, Any]) -> None:
     """Work until every message is completed, by whomever."""
-    path, pause = settings["path"], settings.get("pause", 0.0)
+    path, pause, style = settings["path"], settings.get("pause", 0.0), settings.get("style", FUNCTION)
+    ledger, lease_seconds = NotedLedger(make_ledger(settings), settings), settings["lease"]
+    left = list(settings["messages"])
+    random.shuffle(left)
 
-    @idempotent(
-        ledger=NotedLedger(make_ledger(settings), settings),
-        identify=lambda message_id: message_id,
-        lease_seconds=settings["lease"],
-    )
-    def handle(message_id: str, lease: Lease) -> str:
+    def begin(lease: Lease) -> float:
         at("before effect", lease, settings)
-        note(path, EFFECT, message_id, lease)
-        time.sleep(random.uniform(pause / 2, pause))  # not a wait: work, so that a kill can land in it
+        note(path, EFFECT, lease.message_id, lease)
+        return random.uniform(pause / 2, pause)
+
+    def end(lease: Lease) -> str:
         at("after effect", lease, settings)
         return f"by {os.getpid()}"
 
-    left = list(settings["messages"])
-    random.shuffle(left)
+    def handle(message: Message, lease: Lease) -> str:
+        time.sleep(begin(lease))  # not a wait: work, so that a kill can land in it
+        return end(lease)
+
+    async def handle_in_loop(message: Message, lease: Lease) -> str:
+        await asyncio.sleep(begin(lease))
+        return end(lease)
+
+    if style == WORKER:
+        asyncio.run(work_off(left, path, ledger=ledger, handler=handle_in_loop, lease_seconds=lease_seconds))
+        return
+    once = idempotent(handle if style == FUNCTION else handle_in_loop, ledger=ledger, lease_seconds=lease_seconds)
     while left:
         for message_id in list(left):
             try:
-                handle(message_id)
+                working = once(Message(message_id, b""))
+                if style == COROUTINE:
+                    asyncio.run(working)
             except InFlight:
                 continue
             except LeaseLost:
@@ -144,6 +170,19 @@ def work(settings: dict[str, Any]) -> None:
             else:
                 left.remove(message_id)
         time.sleep(0.05)  # not a wait either: the others need the processor too
+
+
+async def work_off(message_ids: list[str], path: str, **options: Any) -> None:
+    """Have an ``AsyncWorker`` work: it comes back to what others have in hand, and acks what is completed."""
+
+    def note_loss(event: Event) -> None:
+        if isinstance(event, Settled) and isinstance(event.error, LeaseLost):
+            note(path, LOST, event.message_id)
+
+    source = MemorySource([Message(message_id, b"") for message_id in message_ids])
+    async with AsyncWorker(source, concurrency=CONCURRENCY, batch_size=1, hooks=[note_loss], **options):
+        while not await asyncio.to_thread(source.wait_until_empty, 1.0):
+            pass
 
 
 def come_late(settings: dict[str, Any]) -> None:

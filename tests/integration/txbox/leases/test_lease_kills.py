@@ -14,7 +14,19 @@ from typing import Any
 
 import pytest
 
-from support.txbox.lease_process import ALLOWED, COMPLETED, EFFECT, LOST, READY, REFUSED, notes, start
+from support.txbox.lease_process import (
+    ALLOWED,
+    COMPLETED,
+    COROUTINE,
+    EFFECT,
+    FUNCTION,
+    LOST,
+    READY,
+    REFUSED,
+    WORKER,
+    notes,
+    start,
+)
 from support.txbox.leases import Store, acquired
 from support.waiting import wait_until
 from txbox.leases import LeaseState
@@ -23,8 +35,21 @@ pytestmark = pytest.mark.chaos
 
 LONG = 600.0
 PATIENCE = 60.0
+CLOCK_TOLERANCE = 0.05
+"""Seconds: the store's clock need not go as fast as that of the machine."""
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def styles(*more: str) -> pytest.MarkDecorator:
+    """Run a test with ``idempotent`` functions over both stores, and with these styles over Postgres."""
+    each = [("postgres", FUNCTION), ("dynamodb", FUNCTION), *(("postgres", one) for one in more)]
+    return pytest.mark.parametrize(("store", "style"), each, indirect=True)
+
+
+@pytest.fixture
+def style(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", FUNCTION))
 
 
 @pytest.fixture
@@ -34,12 +59,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def begin(store: Store, path: Path) -> Iterator[Start]:
+def begin(store: Store, path: Path, style: str) -> Iterator[Start]:
     """Start a process; none outlives the test."""
     with contextlib.ExitStack() as stack:
 
         def begin(**settings: Any) -> "subprocess.Popen[bytes]":
-            process = start(store.arguments, path, **settings)
+            process = start(store.arguments, path, style=style, **settings)
             stack.callback(end, process)
             return process
 
@@ -60,6 +85,7 @@ def wait_until_stopped(process: "subprocess.Popen[bytes]") -> None:
     wait_until(stopped, "the process stopped by itself", timeout=PATIENCE)
 
 
+@styles(COROUTINE, WORKER)
 @pytest.mark.parametrize(
     ("moment", "effects", "unknown"),
     [("before effect", 1, 1), ("after effect", 2, 1), ("before complete", 2, 1), ("after complete", 1, 0)],
@@ -82,8 +108,9 @@ def test_a_process_is_killed_and_the_next_one_goes_on(
     assert store.ledger().acquire("m").state is LeaseState.COMPLETED
 
 
+@styles(WORKER)
 def test_a_process_that_was_stopped_past_its_lease_finds_its_work_taken_over_and_done(
-    store: Store, begin: Start, path: Path
+    store: Store, begin: Start, path: Path, style: str
 ) -> None:
     late = begin(messages=["m"], lease=LONG, moments={"m": ["after effect", "SIGSTOP"]})
     wait_until_stopped(late)
@@ -95,9 +122,9 @@ def test_a_process_that_was_stopped_past_its_lease_finds_its_work_taken_over_and
     assert [each.pid for each in notes(path, EFFECT)] == [late.pid, other.pid]
     assert [each.pid for each in notes(path, COMPLETED)] == [other.pid]
     assert [each.pid for each in notes(path, LOST)] == [late.pid]
-    result = store.ledger().acquire("m").result
-    assert result is not None
-    assert result.decode() == f'"by {other.pid}"'
+    done = store.ledger().acquire("m")
+    assert done.state is LeaseState.COMPLETED
+    assert done.result == (None if style == WORKER else f'"by {other.pid}"'.encode()), "a worker keeps none"
 
 
 def test_a_process_that_was_stopped_while_its_work_is_taken_over_cannot_complete_it(
@@ -136,6 +163,7 @@ def test_what_a_late_owner_may_do_depends_on_whether_somebody_was_quicker(
         assert ledger.acquire("m").state is LeaseState.COMPLETED
 
 
+@styles(WORKER)
 @pytest.mark.parametrize(
     ("messages", "disturbances"),
     [(40, 5), pytest.param(2_000, 120, marks=[pytest.mark.slow, pytest.mark.timeout(1_800)])],
@@ -190,6 +218,7 @@ def test_three_processes_are_killed_and_stopped_at_random_and_complete_each_mess
         for earlier, later in itertools.pairwise(effects):
             assert earlier.pid in disturbed or (earlier.pid, message_id) in lost, "it ran twice, and nothing happened"
             assert later.fence > earlier.fence
+            assert later.noted_at > earlier.ends_at - CLOCK_TOLERANCE, "it was taken from an owner that still had it"
             assert later.unknown >= 1, "a handler is told that it may have happened before"
     # A campaign that never hit anything proves nothing.
     assert any(len(effects) > 1 for effects in ran.values()), "nobody has taken anything over"
