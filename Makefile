@@ -131,7 +131,7 @@ test-oldest: $(OLDEST_READY) ## Run migration and integration tests with the old
 	@$(OLDEST)/bin/python -P -m pytest $(SIDE_BY_SIDE) -m 'not containers' $(OLDEST_PASSED_OVER) $(OLDEST_TESTS) $(TESTS)
 
 .PHONY: test-pythons
-test-pythons: $(VENV)/.dev-ready ## Run tests with another Python, from 3.12 to 3.14, and SQLAlchemy 2.0 or 2.1, by turns (PYTHON_TURN=3.13)
+test-pythons: $(VENV)/.dev-ready ## Run tests with another Python, of 3.11 to 3.14, and SQLAlchemy 2.0 or 2.1, by turns (PYTHON_TURN=3.13)
 	@tests/pythons/run.sh $(BIN)/python $(VENV)-turn $(SIDE_BY_SIDE) -m 'not slow and not containers and not chaos' $(PYTHONS_TESTS) $(TESTS)
 
 .PHONY: test-containers
