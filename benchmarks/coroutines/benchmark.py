@@ -27,7 +27,7 @@ DELIVERIES_PER_SECOND = 20_000
 """More than is reached here."""
 
 LIMIT = f"what {AT_ONCE} waits of {WAIT_SECONDS * 1000:.0f} ms allow"
-WAITS, SINGLE_WAITS = "AsyncWorker, they wait", "AsyncWorker, they wait, one a batch"
+WAITS, SINGLE_WAITS = "AsyncWorker, they wait", "AsyncWorker, one a batch"
 THREADS, COROUTINES = "Worker, of the database", "AsyncWorker, of the database"
 IDLE = "AsyncWorker, idle"
 
@@ -126,7 +126,7 @@ def tables(run: Run) -> list[Table]:
     waits = partial(consumed, by_coroutines, wait, AT_ONCE)
     return [
         Table(
-            f"handlers that wait {WAIT_SECONDS * 1000:.0f} ms, {AT_ONCE} at once",
+            f"{AT_ONCE} that wait {WAIT_SECONDS * 1000:.0f} ms",
             [
                 Row(LIMIT, lambda: Sample(ALLOWED)),
                 Row(WAITS, partial(waits, 10), LIMIT, at_least=0.9, ours=True),
@@ -134,7 +134,7 @@ def tables(run: Run) -> list[Table]:
             ],
         ),
         Table(
-            f"handlers with one statement each, {CONNECTIONS} connections",
+            f"{CONNECTIONS} connections",
             [
                 Row(THREADS, partial(consumed, by_threads)),
                 Row(

@@ -12,9 +12,16 @@ PAGE_WIDTH = 80
 
 CONSUMER = ("--seconds", "1", "--connections", "4", "--batches", "10", "--only", "pgbench|set|message, 4c$")
 CONSUMER_KEYS = {"pgbench message, 4c", "bare message, 4c", "worker message, 4c", "pgbench set 10, 4c"}
-CONSUMER_KEYS |= {"bare set 10, 4c", "worker set 10, 4c", "worker set 10, 4c x2"}
+CONSUMER_KEYS |= {
+    "bare set 10, 4c",
+    "worker set 10, 4c",
+    "worker set 10, 4c x2",
+    "effect message, 4c",
+    "effect set 10, 4c",
+    "effect set 10, 4c x2",
+}
 COROUTINES = ("--seconds", "1", "--idle-seconds", "2")
-COROUTINES_KEYS = {"what 64 waits of 20 ms allow", "AsyncWorker, they wait", "AsyncWorker, they wait, one a batch"}
+COROUTINES_KEYS = {"what 64 waits of 20 ms allow", "AsyncWorker, they wait", "AsyncWorker, one a batch"}
 COROUTINES_KEYS |= {"Worker, of the database", "AsyncWorker, of the database", "AsyncWorker, idle"}
 RECORD_KEYS = {"Inbox.record(connection)", "Inbox.record(session)"}
 LEDGER = ("--seconds", "1", "--connections", "1", "--only", "UPDATE|PostgresLedger")
@@ -24,7 +31,7 @@ RELAY_ONLY = ("--only", "update(, publish)?$|x1$|p99|slowdown$|^async|^what")
 RELAY_KEYS = {"pgbench update", "pgbench update, publish", "plain deletes x1", "relay x1", "slowdown"}
 RELAY_KEYS |= {"plain deletes, p99", "plain deletes, median", "relay, p99", "relay, median"}
 RELAY_KEYS |= {"producers at 1,000/s, relay", "what waiting allows", "async publisher"}
-TRACING_KEYS = {"no tracing", "null", "10 % sampled"}
+TRACING_KEYS = {"no tracing", "none sampled", "10 % sampled"}
 MEMORY_KEYS = {f"{form}, {when}" for form in ("effect", "batch_handler") for when in ("after 1 %", "at the end")}
 DEADLOCKS_KEYS = {"message, 1 thread"}
 SIZE = ("--rows", "20000,40000", "--only", "copy")
