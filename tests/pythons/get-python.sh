@@ -51,27 +51,27 @@ trap cleanup EXIT
 trap 'exit 130' INT
 mkdir -p "$(dirname "$folder")"
 scratch=$(mktemp -d "$folder.XXXXXX") # beside it, so that it is moved as a whole
-mkdir -p "$scratch/state/lists/partial" "$scratch/cache/archives/partial" "$scratch/root"
+mkdir -p "$scratch/state/lists/partial" "$scratch/cache/archives/partial" "$scratch/tree"
 touch "$scratch/status"
 echo "deb [signed-by=$KEYS] $mirror $SUITE main" >"$scratch/sources.list"
 say "getting Python $VERSION from the packages of $SUITE (some seconds)"
 apt update
 apt install --yes --no-install-recommends --download-only "python$VERSION" patchelf
 for package in "$scratch"/cache/archives/*.deb; do
-  dpkg-deb --extract "$package" "$scratch/root"
+  dpkg-deb --extract "$package" "$scratch/tree"
 done
 
 # The program is told where its C library and loader will be; its children get nothing of it, as with LD_LIBRARY_PATH.
-loader=$(echo "$scratch"/root/usr/lib/*/ld*.so.*)
+loader=$(echo "$scratch"/tree/usr/lib/*/ld*.so.*)
 [[ -e $loader ]] || fail "the packages of $SUITE have no loader where it was looked for"
 libraries=$(dirname "$loader")
 patch() {
-  "$loader" --library-path "$libraries" "$scratch/root/usr/bin/patchelf" "$@" "$scratch/root/usr/bin/python$VERSION"
+  "$loader" --library-path "$libraries" "$scratch/tree/usr/bin/patchelf" "$@" "$scratch/tree/usr/bin/python$VERSION"
 }
 # In this order, and not at once, or the program crashes. An old-style path is also for what packages of Python load.
-patch --force-rpath --set-rpath "$folder${libraries#"$scratch/root"}"
-patch --set-interpreter "$folder${loader#"$scratch/root"}"
+patch --force-rpath --set-rpath "$folder${libraries#"$scratch/tree"}"
+patch --set-interpreter "$folder${loader#"$scratch/tree"}"
 rm -rf --one-file-system "$folder"
-mv --no-target-directory "$scratch/root" "$folder"
+mv --no-target-directory "$scratch/tree" "$folder"
 works || fail "the Python of $SUITE does not run here: $("$program" -V 2>&1 || true)"
 echo "$program"

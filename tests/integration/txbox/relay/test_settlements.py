@@ -27,13 +27,6 @@ AWAITED = pytest.mark.parametrize("start_relay", ["async"], indirect=True)
 
 
 @pytest.fixture
-def proxy(schema_url: str) -> Iterator[TcpProxy]:
-    url = make_url(schema_url)
-    with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def proxied(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
     """Connections that can be lost, for settlements alone."""
     engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=1, max_overflow=0)
@@ -48,6 +41,15 @@ def settling_by(engine: Engine, relay: Relay) -> AsyncSender:
     assert sender is not None
     sender._settler._engine = engine
     return sender
+
+
+def refuse_settlements(engine: Engine) -> None:
+    """Have every settlement refused, until the function is dropped."""
+    run(
+        engine,
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;"
+        "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW EXECUTE FUNCTION refuse()",
+    )
 
 
 @AWAITED
@@ -102,11 +104,7 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
     if fails == "all":
         settling_by(proxied, relay)
     else:
-        run(
-            engine,
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;"
-            "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW EXECUTE FUNCTION refuse()",
-        )
+        refuse_settlements(engine)
     publish(engine, *numbered(1))
     wait_until(lambda: sum(isinstance(event, DatabaseLost) for event in heard) >= 3, "its pause is long")
     mended = threading.Timer(2, proxy.accept if fails == "all" else lambda: run(engine, "DROP FUNCTION refuse CASCADE"))
@@ -131,11 +129,7 @@ def test_what_ignores_its_cancellation_keeps_nothing_from_being_tried_after_refu
             with suppress(asyncio.CancelledError):
                 await wait_for_freedom(freed)
 
-    run(
-        engine,
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;"
-        "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW EXECUTE FUNCTION refuse()",
-    )
+    refuse_settlements(engine)
     others = [f"far:{number}" for number in range(settler.MOST_REFUSED + 1)]
     publish(engine, *[Outgoing(destination, destination) for destination in ["far:deaf", *others]])
     sender = start_both(AsyncRecorder(send), publish_timeout_seconds=1)._async_sender
