@@ -35,15 +35,13 @@ class LoopCalls:
 
         Raises ``RuntimeError`` if the loop is closed; if it is closed before the batch ends, nothing is called.
         """
-        assert self._loop is not None  # noqa: S101 - for the type checker: bound when the worker starts
-        self._loop.call_soon_threadsafe(self.begin, batch, ended)
+        self._bound.call_soon_threadsafe(self.begin, batch, ended)
 
     def begin(self, batch: Callable[[], object], ended: Callable[[], object]) -> None:
         """Have a batch run on the loop, from there: as ``submit``."""
-        assert self._loop is not None  # noqa: S101 - for the type checker
         running = self._run(batch, self._batches)
         try:
-            task = self._loop.create_task(running)
+            task = self._bound.create_task(running)
         except BaseException:  # a task factory of the host's may raise
             running.close()
             ended()
@@ -73,13 +71,17 @@ class LoopCalls:
             cancel(task)
 
     def _call(self, work: Callable[[], T]) -> "Future[T]":
-        assert self._loop is not None  # noqa: S101 - for the type checker
         running = self._run(work, self._others)
         try:
-            return asyncio.run_coroutine_threadsafe(running, self._loop)
+            return asyncio.run_coroutine_threadsafe(running, self._bound)
         except RuntimeError:  # the loop is closed
             running.close()
             raise
+
+    @property
+    def _bound(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None  # noqa: S101 - for the type checker: bound when the worker starts
+        return self._loop
 
     async def _run(self, work: Callable[[], T], tasks: "set[asyncio.Task[object]]") -> T:
         task = asyncio.current_task()
