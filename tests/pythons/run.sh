@@ -18,7 +18,7 @@ for version in 3.11 3.12 3.13 3.14; do
   done
   if [ -n "$one" ] || [ "$version" = 3.14 ]; then found+=("$version=$one"); fi
 done
-day=$((10#$(date +%j)))
+day=$((10#$(date +%j) / 2)) # each second day belongs to the oldest versions: `make test-versions`
 sqlalchemy=${SQLALCHEMY_TURN:-2.$((day / ${#found[@]} % 2))}
 python=
 for ((turn = day; turn < day + ${#found[@]}; turn++)); do
@@ -44,6 +44,8 @@ if [ -z "$python" ]; then
 fi
 "$python" -m venv --clear --without-pip "$environment"
 grep -v -i '^sqlalchemy==' constraints.txt > "$environment/constraints.txt"
-"$make_python" -m pip --python "$environment/bin/python" --quiet --disable-pip-version-check install \
+install=("$(dirname "$make_python")/uv" --quiet pip install --python "$environment/bin/python")
+"${install[@]}" --offline --no-deps "$(grep '^pyspark==' constraints.txt)" || true # uv has built it already, and would again
+"${install[@]}" \
   -c "$environment/constraints.txt" -e '.[all]' --group test "sqlalchemy==$sqlalchemy.*"
 "$environment/bin/python" -P -m pytest "$@"

@@ -60,7 +60,7 @@ def as_nobody(directory: Path) -> dict[str, Any]:
             return {"python": python, **options}
     pytest.skip(
         f"nobody can run neither {sys.executable} nor a {version} of the system;"
-        " run the tests as an ordinary user, and every other test covers it"
+        " let every user read this folder and those above it, or run the tests as an ordinary user"
     )
 
 

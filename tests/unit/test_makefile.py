@@ -1,6 +1,7 @@
 """`make` says in one line what is missing on a machine, and what installs it; what one asks for comes last."""
 
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -90,7 +91,7 @@ def take_turns(programs: Path, stub: Stub, tmp_path: Path) -> Make:
     for name in ("bash", "dirname", "realpath"):
         (programs / name).symlink_to(shutil.which(name) or "")
     stub("python", """case "$2" in *base_prefix*) echo /nowhere/3.11 ;; *) echo 3.11 ;; esac""")
-    stub("date", "echo 001")
+    stub("date", "echo 002")
 
     def run(*settings: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -134,6 +135,29 @@ def test_tests_run_side_by_side_unless_one_asks_for_one_process(make: Make) -> N
     assert program == ".venv/bin/pytest"
     assert arguments[:4] == ["-n", "3", "--dist", "loadgroup"]
     assert arguments[-2:] == ["-n0", "tests/unit"]
+
+
+def test_a_single_file_runs_in_one_process(make: Make) -> None:
+    ended = make("--dry-run", "test", "TESTS=tests/unit/test_docs.py")
+    program, *arguments = shlex.split(next(line for line in ended.stdout.splitlines() if "pytest" in line))
+    assert arguments[:2] == ["-n", "0"]
+    assert arguments[-1] == "tests/unit/test_docs.py"
+
+
+@pytest.mark.parametrize(("day", "target"), [("008", "test-oldest"), ("009", "test-pythons")])
+def test_versions_have_their_turn_by_days(make: Make, stub: Stub, day: str, target: str) -> None:
+    stub("date", f"echo {day}")
+    ended = make("--dry-run", "test-versions")
+    assert target in ended.stdout
+
+
+def test_every_target_of_ci_has_a_budget_and_all_of_them_fit_into_the_whole() -> None:
+    targets = runpy.run_path(str(REPOSITORY / ".ci/targets.py"))
+    stages, budgets = targets["STAGES"], targets["BUDGET_SECONDS"]
+    assert sorted(target for rows in stages for row in rows for target in row) == sorted(budgets)
+    assert set(budgets) <= set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    longest = sum(max(sum(budgets[target] for target in row) for row in rows) for rows in stages)
+    assert longest <= targets["WHOLE_SECONDS"]
 
 
 def test_the_oldest_versions_that_are_tested_are_those_that_are_admitted() -> None:

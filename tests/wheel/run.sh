@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Build the wheel and try it in empty environments, one per extra: run.sh PYTHON
-# PYTHON has `build` and `hatchling`; the environments are made from it. One line per step; the first failure ends it.
+# PYTHON has uv beside it, `build` and `hatchling`; the environments are made from it. One line per step; the first failure ends it.
 set -euo pipefail
 
 python=${1:?usage: tests/wheel/run.sh PYTHON}
 python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
+uv=$(dirname "$python")/uv
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/txbox-wheel-XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -82,8 +83,16 @@ environment() {
 
 # grown EXTRAS: the environment at hand gets these extras. They need all that is in it, so it is what a new one would be.
 grown() {
-  "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
-    -c "$root/constraints.txt" "$wheel${1:+[$1]}"
+  install "$wheel${1:+[$1]}"
+}
+
+# Our own environment has all that is pinned, so it lies in uv's cache: to ask the index again costs a minute for Spark.
+install() {
+  local from
+  for from in --offline --no-offline; do
+    "$uv" --quiet pip install "$from" --python "$bin/python" -c "$root/constraints.txt" "$@" && return
+  done
+  return 1
 }
 
 lacks() {
@@ -168,8 +177,7 @@ PYTHON
 }
 
 pytest_passes() {
-  "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
-    -c "$root/constraints.txt" pytest && "$bin/python" -m pytest -q --rootdir "$1" "$1"
+  install pytest && "$bin/python" -m pytest -q --rootdir "$1" "$1"
 }
 
 typed_bodies() {

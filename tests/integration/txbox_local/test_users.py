@@ -13,7 +13,7 @@ from txbox_local import LocalPostgres, LocalServerError
 from txbox_local.postgres import installation
 from txbox_local.postgres.installation import bin_directory, find_installation
 
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="what root does differently")
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="what root does differently: run the tests as root")
 
 
 def test_an_ordinary_user(start_owner: Callable[..., Any], as_nobody: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.concurrency.asynpool import AsynPool
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session
 
@@ -15,13 +16,15 @@ from support.workers.business import APPLY
 from txbox import Inbox
 from txbox_celery import inbox_task
 
-VISIBILITY_SECONDS = 3
-AGAIN_SECONDS = 0.5
+VISIBILITY_SECONDS = 2
+AGAIN_SECONDS = 0.2
 
 app = Celery("shop", broker=os.environ["SHOP_REDIS_URL"], backend=os.environ["SHOP_RESULTS_URL"])
 app.conf.broker_transport_options = {"visibility_timeout": VISIBILITY_SECONDS}
 app.conf.worker_prefetch_multiplier = 1
 app.conf.broker_connection_retry_on_startup = True
+# Celery misses the end of some processes of a pool, and counts them every five seconds.
+AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.2})
 
 ENGINE = create_engine(os.environ["SHOP_DATABASE_URL"])
 with ENGINE.connect():

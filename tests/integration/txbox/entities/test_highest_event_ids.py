@@ -53,7 +53,7 @@ def test_texts_are_compared_byte_by_byte_whatever_the_database_prefers(make_data
     try:
         engine = create_engine(make_database(options))
     except DBAPIError as error:
-        pytest.skip(f"this server has no ICU: {error.orig}")
+        pytest.skip(f"this server has no ICU, `make test-containers` starts one that has: {error.orig}")
     Base.metadata.create_all(engine)
     with Session(engine) as session, session.begin():
         session.add(Account(account_id="ann"))

@@ -13,7 +13,10 @@ from support.spark.lakes import EVENTS
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not pyspark.__version__.startswith("4.0."), reason="their jars here are made for Spark 4.0"),
+    pytest.mark.skipif(
+        not pyspark.__version__.startswith("4.0."),
+        reason="their jars here are made for Spark 4.0, which make test-oldest has",
+    ),
 ]
 
 

@@ -1,0 +1,112 @@
+"""Run the targets of `make ci`, say how long each took, and what it may take: targets.py [TARGET...]
+
+A row of targets runs beside the next one in the same stage, where each keeps one core busy. What a target prints comes
+when it has ended. The first failure ends the run, once its neighbours have ended.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+STAGES = [
+    [["setup"]],
+    [["lint", "lint-monitoring", "types", "docs"], ["wheel", "test-browser"]],
+    [["test"]],
+    [["chaos"]],
+    [["test-pages"], ["demo", "test-versions"]],
+    [["test-containers"]],
+]
+"""Stages, one after the other; of each, rows that run side by side; of each, targets one after the other."""
+
+BUDGET_SECONDS = {
+    "setup": 60,
+    "lint": 20,
+    "lint-monitoring": 15,
+    "types": 75,
+    "docs": 45,
+    "wheel": 90,
+    "test-browser": 90,
+    "test": 360,
+    "chaos": 300,
+    "test-pages": 240,
+    "demo": 45,
+    "test-versions": 300,
+    "test-containers": 360,
+}
+"""What each target may take on two quiet cores; CONTRIBUTING.md says what to do when one takes longer."""
+
+WHOLE_SECONDS = 35 * 60
+"""What all of it may take on two quiet cores."""
+
+LIMIT = 2
+"""A busy machine takes longer, so the run fails only when it takes so many times as long as it may."""
+
+
+class Run:
+    """A run of targets."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.failed: str | None = None
+        self._output = threading.Lock()
+
+    def row(self, targets: list[str]) -> None:
+        """Run targets, one after the other, until one has failed, here or in another row."""
+        for target in targets:
+            if self.failed is not None:
+                return
+            begun = time.monotonic()
+            ended = subprocess.run(
+                ["make", "--no-print-directory", target],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+            self.seconds[target] = time.monotonic() - begun
+            with self._output:
+                print(f"--- make {target}: {self.seconds[target]:.0f} s\n{ended.stdout}", flush=True)
+                if ended.returncode and self.failed is None:
+                    self.failed = target
+
+    def stage(self, rows: list[list[str]]) -> None:
+        """Run rows of targets side by side."""
+        threads = [threading.Thread(target=self.row, args=(row,)) for row in rows]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def main(chosen: list[str]) -> int:
+    """Run the targets that were named, or all of them; return the exit status."""
+    if unknown := set(chosen) - set(BUDGET_SECONDS):
+        print(f"there is no budget for {', '.join(sorted(unknown))}: {', '.join(BUDGET_SECONDS)} have one", file=sys.stderr)
+        return 2
+    run = Run()
+    begun = time.monotonic()
+    for rows in STAGES:
+        if run.failed is None:
+            run.stage([[target for target in row if not chosen or target in chosen] for row in rows])
+    whole = time.monotonic() - begun
+    load = os.getloadavg()[2]
+    print(f"{'target':16} {'took':>7} {'budget':>7}")
+    for target, seconds in run.seconds.items():
+        over = "  over its budget" if seconds > BUDGET_SECONDS[target] else ""
+        print(f"{target:16} {seconds:5.0f} s {BUDGET_SECONDS[target]:5} s{over}")
+    print(f"{'all of it':16} {whole:5.0f} s {WHOLE_SECONDS:5} s  (load {load:.1f} on {os.cpu_count()} cores)", flush=True)
+    if run.failed is not None:
+        print(f"make {run.failed} failed: see what it printed above", file=sys.stderr)
+        return 1
+    if whole > LIMIT * WHOLE_SECONDS:
+        print(f"the run took over {LIMIT} times its budget: see CONTRIBUTING.md, The suite's time", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

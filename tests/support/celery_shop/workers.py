@@ -1,0 +1,60 @@
+"""Workers of the application, in processes of their own, and what their queue holds."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from celery import Celery
+
+from support.processes import start_python
+
+
+class Workers:
+    """Workers with a pool of two processes, each in a group of its own, which may be killed."""
+
+    def __init__(self, log: Path) -> None:
+        """Let them write to this log."""
+        self._log = log
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, **variables: str) -> "subprocess.Popen[bytes]":
+        """Start a worker; these variables are added to its environment."""
+        options = ["--pool=prefork", "--concurrency=2", "--without-gossip", "--without-mingle", "--loglevel=INFO"]
+        with self._log.open("ab") as log:
+            worker = start_python(
+                *("-m", "celery", "-A", "support.celery_shop.app", "worker", *options),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **variables},
+                start_new_session=True,
+            )
+        self._started.append(worker)
+        return worker
+
+    def running(self) -> bool:
+        """Whether one is there."""
+        return any(worker.poll() is None for worker in self._started)
+
+    def kill(self) -> None:
+        """Kill all that are there."""
+        for worker in self._started:
+            if worker.poll() is None:
+                os.killpg(worker.pid, 9)
+                worker.wait()
+        self._started.clear()
+
+
+def is_empty(app: Celery) -> bool:
+    """Whether nothing waits, and nothing is in the hands of a worker."""
+    with app.connection_for_read() as connection:
+        client = connection.default_channel.client
+        return not client.llen(app.conf.task_default_queue) and not client.hlen("unacked")
+
+
+def has_timed_out(app: Celery) -> bool:
+    """Whether a worker may take again what one has in its hands."""
+    with app.connection_for_read() as connection:
+        taken = connection.default_channel.client.zrange("unacked_index", 0, -1, withscores=True)
+    seconds = app.conf.broker_transport_options["visibility_timeout"]
+    return bool(taken) and time.time() > max(at for _, at in taken) + seconds
