@@ -1,6 +1,7 @@
 """The drift check: every kind of change is found, harmless additions are told apart."""
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -192,6 +193,29 @@ def upgraded(connection: sa.Connection, schema: str | None, prefix: str) -> None
     txbox_migrations.upgrade(op, schema=schema, prefix=prefix)
 
 
+@pytest.fixture(scope="module")
+def places(database_url: str, admin_engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A connection to a database of this module's own, in whose open transaction there are tables at all ``PLACES``."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with admin_engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    engine = sa.create_engine(sa.make_url(database_url).set(database=name), poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        for schema, prefix in PLACES:
+            upgraded(connection, schema, prefix)
+        yield connection
+    with admin_engine.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def made(places: sa.Connection) -> Iterator[sa.Connection]:
+    """The connection of ``places``, in a savepoint to which it returns after the test."""
+    with places.begin_nested() as savepoint:
+        yield places
+        savepoint.rollback()
+
+
 def change(connection: sa.Connection, sql: str, schema: str | None, prefix: str) -> None:
     for statement in sql.split(";"):
         connection.exec_driver_sql(statement.format_map(Place(schema, prefix)).replace("%", "%%"))
@@ -200,7 +224,7 @@ def change(connection: sa.Connection, sql: str, schema: str | None, prefix: str)
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)
 @pytest.mark.parametrize(("sql", "where", "values"), CHANGES, ids=[what for _, (_, what), _ in CHANGES])
 def test_a_change_is_found_and_nothing_else(
-    connection: sa.Connection,
+    made: sa.Connection,
     schema: str | None,
     prefix: str,
     sql: str,
@@ -208,9 +232,8 @@ def test_a_change_is_found_and_nothing_else(
     values: tuple[str | None, str | None],
 ) -> None:
     table, what = where
-    upgraded(connection, schema, prefix)
-    change(connection, sql, schema, prefix)
-    assert find_drift(connection, schema=schema, prefix=prefix) == [
+    change(made, sql, schema, prefix)
+    assert find_drift(made, schema=schema, prefix=prefix) == [
         Difference(prefix + table, what.replace("{p}", prefix), *values, Severity.DRIFT)
     ]
 
@@ -218,21 +241,19 @@ def test_a_change_is_found_and_nothing_else(
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)
 @pytest.mark.parametrize(("sql", "where"), EXTRAS, ids=[what for _, (_, what) in EXTRAS])
 def test_a_harmless_addition_is_an_extra(
-    connection: sa.Connection, schema: str | None, prefix: str, sql: str, where: tuple[str, str]
+    made: sa.Connection, schema: str | None, prefix: str, sql: str, where: tuple[str, str]
 ) -> None:
-    upgraded(connection, schema, prefix)
-    change(connection, sql, schema, prefix)
-    found = find_drift(connection, schema=schema, prefix=prefix)
+    change(made, sql, schema, prefix)
+    found = find_drift(made, schema=schema, prefix=prefix)
     assert [(d.table, d.what, d.expected, d.severity) for d in found] == [
         (prefix + where[0], where[1], None, Severity.EXTRA)
     ]
 
 
-def test_comments_are_no_drift(connection: sa.Connection) -> None:
-    upgraded(connection, None, "")
-    connection.execute(sa.text("COMMENT ON TABLE dead_letter IS 'ask the shipping team'"))
-    connection.execute(sa.text("COMMENT ON COLUMN dead_letter.body IS NULL"))
-    assert find_drift(connection) == []
+def test_comments_are_no_drift(made: sa.Connection) -> None:
+    made.execute(sa.text("COMMENT ON TABLE dead_letter IS 'ask the shipping team'"))
+    made.execute(sa.text("COMMENT ON COLUMN dead_letter.body IS NULL"))
+    assert find_drift(made) == []
 
 
 def test_an_empty_database_lacks_every_table(engine: sa.Engine) -> None:
@@ -295,11 +316,10 @@ def test_no_object_of_ours_needs_to_be_on_the_search_path(connection: sa.Connect
 
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)
 def test_staging_tables_are_no_drift(
-    connection: sa.Connection, make_staging: Callable[..., list[str]], schema: str | None, prefix: str
+    made: sa.Connection, make_staging: Callable[..., list[str]], schema: str | None, prefix: str
 ) -> None:
-    upgraded(connection, schema, prefix)
-    make_staging(connection, schema, prefix)
-    assert find_drift(connection, schema=schema, prefix=prefix) == []
+    make_staging(made, schema, prefix)
+    assert find_drift(made, schema=schema, prefix=prefix) == []
 
 
 def test_tables_of_metadata_have_no_drift(connection: sa.Connection) -> None:

@@ -14,12 +14,14 @@ def wait_until(condition: Callable[[], T], what: str = "", *, timeout: float = 6
         condition: called again and again.
         what: what is waited for, for the failure.
         timeout: seconds to wait for it.
-        every: seconds between two calls.
+        every: seconds between two calls, at least; a call that takes long, and keeps a server busy, is made less often.
     """
     deadline = time.monotonic() + timeout
     while True:
+        begun = time.monotonic()
         if result := condition():
             return result
-        if time.monotonic() > deadline:
+        ended = time.monotonic()
+        if ended > deadline:
             raise AssertionError(f"not within {timeout} s: {what or condition}")
-        time.sleep(every)
+        time.sleep(max(every, 2 * (ended - begun)))

@@ -139,7 +139,7 @@ def test_tests_run_side_by_side_unless_one_asks_for_one_process(make: Make) -> N
 
 def test_a_single_file_runs_in_one_process(make: Make) -> None:
     ended = make("--dry-run", "test", "TESTS=tests/unit/test_docs.py")
-    program, *arguments = shlex.split(next(line for line in ended.stdout.splitlines() if "pytest" in line))
+    _, *arguments = shlex.split(next(line for line in ended.stdout.splitlines() if "pytest" in line))
     assert arguments[:2] == ["-n", "0"]
     assert arguments[-1] == "tests/unit/test_docs.py"
 

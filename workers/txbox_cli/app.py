@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from functools import cache
 from typing import Annotated, Protocol, runtime_checkable
 
 import typer
@@ -140,6 +141,7 @@ def _options(
         raise typer.Exit
 
 
+@cache
 def _program() -> TyperGroup:
     """Build the program; what may stand anywhere becomes an option of every command."""
     program = typer.main.get_command(app)

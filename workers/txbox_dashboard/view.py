@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -60,29 +61,36 @@ NONE = "\N{EN DASH}"
 PageFunction = Callable[[Request], Page]
 
 
+@cache
+def _environment() -> Environment:
+    """Return the templates, which are compiled once in a process, however many dashboards it has."""
+    environment = Environment(
+        loader=PackageLoader("txbox_dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count": count,
+        "rate": rate,
+        "span": span,
+        "size": size,
+        "moment": moment,
+        "iso": iso,
+        "spark": spark,
+        "drawn": drawn,
+        "query": query_of,
+    }
+    environment.globals["version"] = __version__
+    return environment
+
+
 class Renderer:
     """Makes HTML of pages."""
 
     def __init__(self) -> None:
-        self._templates = Environment(
-            loader=PackageLoader("txbox_dashboard"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._templates.filters |= {
-            "count": count,
-            "rate": rate,
-            "span": span,
-            "size": size,
-            "moment": moment,
-            "iso": iso,
-            "spark": spark,
-            "drawn": drawn,
-            "query": query_of,
-        }
-        self._templates.globals["version"] = __version__
+        self._templates = _environment()
 
     def html(self, page: Page, **shared: Any) -> str:
         """Return a page as HTML; ``shared`` are the values of the layout."""

@@ -35,7 +35,7 @@ async def apply(session: AsyncSession, message: Message) -> None:
 def make(queue: str, engine: AsyncEngine, handler: Any = apply, **options: Any) -> AsyncSqsWorker:
     inbox = AsyncInbox("billing", wait_seconds=0.2)
     return AsyncSqsWorker(
-        queue, inbox=inbox, engine=engine, handler=handler, **{"backoff": AT_ONCE, "wait_seconds": 1, **options}
+        queue, inbox=inbox, engine=engine, handler=handler, **{"backoff": AT_ONCE, "wait_seconds": 0, **options}
     )
 
 

@@ -30,9 +30,10 @@ MakeQueue = Callable[..., str]
 
 
 def make(queue: str, engine: Engine, handler: Any = apply, **options: Any) -> SqsWorker:
+    """A worker that does not wait in a receive, so that it stops at once; where others have to wait, it does too."""
     options.setdefault("inbox", Inbox("billing", wait_seconds=0.2))
     options.setdefault("backoff", AT_ONCE)
-    options.setdefault("wait_seconds", 1)
+    options.setdefault("wait_seconds", 0)
     if "batch_handler" not in options:
         options["handler"] = handler
     return SqsWorker(queue, engine=engine, **options)
@@ -108,7 +109,9 @@ def test_deletes_that_sqs_does_not_confirm_lead_to_duplicates_that_are_rejected(
 
     kept = Kept()
     send(sqs, queue, ids(12))
-    with at_work(make(queue, engine, client=Losing(), visibility_seconds=1, hooks=[kept], prefetch=prefetch)):
+    with at_work(
+        make(queue, engine, client=Losing(), visibility_seconds=1, hooks=[kept], prefetch=prefetch, wait_seconds=1)
+    ):
         wait_until_empty(sqs, queue)
     assert business.applied() == once(ids(12))
     acked = Counter(event.message_id for event in kept.of(Settled) if event.acked)
@@ -213,7 +216,7 @@ def test_followers_that_were_handed_back_do_not_overtake(
 
     slow = Backoff(first_seconds=1.5, longest_seconds=1.5)
     kept = Kept()
-    workers = [make(queue, engine, handle, backoff=slow, hooks=[kept], **options) for _ in range(2)]
+    workers = [make(queue, engine, handle, backoff=slow, hooks=[kept], wait_seconds=1, **options) for _ in range(2)]
     with at_work(*workers):
         wait_until_empty(sqs, queue)
     assert business.order() == ids(6)
@@ -252,7 +255,10 @@ def test_a_handler_slower_than_the_visibility_runs_once_and_nothing_is_delivered
 
     send(sqs, queue, ["a", "b"])
     # A second worker waits for anything that becomes visible.
-    workers = [make(queue, engine, handle, visibility_seconds=2, hooks=[kept], client=Counting()) for _ in range(2)]
+    workers = [
+        make(queue, engine, handle, visibility_seconds=2, hooks=[kept], client=Counting(), wait_seconds=1)
+        for _ in range(2)
+    ]
     with at_work(*workers):
         wait_until_empty(sqs, queue)
     assert sorted(runs) == ["a", "b"]
@@ -282,7 +288,7 @@ def test_without_a_heartbeat_the_inbox_still_holds(
 
     send(sqs, queue, ["a"])
     workers = [
-        make(queue, engine, handle, visibility_seconds=1, hooks=[kept], client=Deaf(), max_attempts=20)
+        make(queue, engine, handle, visibility_seconds=1, hooks=[kept], client=Deaf(), max_attempts=20, wait_seconds=1)
         for _ in range(2)
     ]
     with at_work(*workers):

@@ -1,9 +1,10 @@
 """A database of a shop, for each test its own: a trial ends all sessions of its database."""
 
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
 import txbox_migrations
@@ -33,13 +34,32 @@ def apply(session: Session, message: Message) -> None:
     session.execute(BOOK, {"note": message.id})
 
 
-@pytest.fixture
-def engine(fresh_database: str) -> Iterator[Engine]:
-    txbox_migrations.upgrade_database(fresh_database)
-    engine = create_engine(fresh_database)
+@pytest.fixture(scope="session")
+def template(database_url: str, admin_engine: Engine) -> Iterator[str]:
+    """The name of a database with all tables, which is copied for each test."""
+    name = f"test_template_{uuid.uuid4().hex[:12]}"
+    with admin_engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    url = make_url(database_url).set(database=name)
+    txbox_migrations.upgrade_database(url.render_as_string(hide_password=False))
+    engine = create_engine(url)
     with engine.begin() as connection:
         connection.exec_driver_sql(TABLES)
     engine.dispose()
+    yield name
+    with admin_engine.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def fresh_database(make_database: Callable[..., str], template: str) -> str:
+    """The URL of a copy of the shop's database, made for one test."""
+    return make_database(f"TEMPLATE {template}")
+
+
+@pytest.fixture
+def engine(fresh_database: str) -> Iterator[Engine]:
+    engine = create_engine(fresh_database)
     yield engine
     engine.dispose()
 

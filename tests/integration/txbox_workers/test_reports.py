@@ -176,7 +176,7 @@ def test_reports_of_many_workers_at_once_do_not_meet(engine: Engine, monkeypatch
     with at_work(*workers), ThreadPoolExecutor(2) as others:
 
         def disturb(number: int) -> None:
-            for _ in range(30):
+            for _ in range(12):
                 pause(engine, subscriber_id=f"other {number}", by="a test")
                 resume(engine, subscriber_id=f"other {number}")
 
@@ -323,7 +323,7 @@ def test_pauses_that_come_and_go_among_two_workers_lose_and_repeat_nothing(engin
     sources = [MemorySource(numbered(150, f"s{number}-"), batch_size=7) for number in range(2)]
     wanted = once(message.id for number in range(2) for message in numbered(150, f"s{number}-"))
     with at_work(*(make(source, engine, threads=2) for source in sources)):
-        for _ in range(15):
+        for _ in range(6):
             pause(engine, subscriber_id="billing", by="anna")
             wait_until(lambda: states(engine) == ["drained", "drained"])
             before = business.applied()

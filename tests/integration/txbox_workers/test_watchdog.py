@@ -27,16 +27,21 @@ from txbox.relay import Relay
 from txbox.schema import tables
 from txbox_workers.memory_source import MemorySource
 
-SILENCE = 0.6
+SILENCE = 0.3
+ANSWER = 1.0
+LONG = 5 * SILENCE
+"""Seconds; as long as that, a statement is asked about several times."""
+
 BOUND = 15.0
 """Seconds; a loaded machine is slow."""
 
-SHORT_LEASE = 6.0
+SHORT_LEASE = 4.0
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(watchdog, "ANSWER_SECONDS", ANSWER)
+    monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -68,7 +73,7 @@ def test_a_worker_is_freed_and_applies_the_message_once(
             session.flush()
         (proxy.swallow_replies if everything else proxy.hush)()
         if everything:
-            threading.Timer(4, proxy.accept).start()
+            threading.Timer(2 * (SILENCE + ANSWER), proxy.accept).start()
         if moment == "in the handler":
             apply(session, message)
 
@@ -171,7 +176,7 @@ def test_one_that_goes_quiet_at_sqlalchemys_own_first_look_is_given_up(quiet: En
 
 def test_a_long_statement_is_left_alone(quiet: Engine) -> None:
     with adopt(quiet).connect() as connection:
-        assert connection.execute(text("SELECT 1 FROM pg_sleep(3)")).scalar_one() == 1
+        assert connection.execute(text(f"SELECT 1 FROM pg_sleep({LONG})")).scalar_one() == 1
 
 
 def test_a_connection_that_closes_during_the_question_costs_no_other_one_its_statement(
@@ -182,7 +187,7 @@ def test_a_connection_that_closes_during_the_question_costs_no_other_one_its_sta
         proxy.hold()  # the question has to wait for its connection
         for connection in (short, long):
             connection.detach()  # closed at its end, and not kept
-        waiting = pool.submit(long.exec_driver_sql, "SELECT 1 FROM pg_sleep(5)")
+        waiting = pool.submit(long.exec_driver_sql, f"SELECT 1 FROM pg_sleep({2 * LONG})")
         short.exec_driver_sql(f"SELECT 1 FROM pg_sleep({SILENCE + 3 * watchdog.TICK_SECONDS})")
         short.close()
         proxy.accept()
@@ -224,8 +229,8 @@ def test_behind_a_pooler_a_long_statement_is_left_alone_and_a_lost_commit_is_not
             make_url(url).set(port=proxy.port), connect_args={"txbox_watchdog_seconds": SILENCE}, max_overflow=0
         )
         with engine.connect() as connection:
-            assert connection.execute(text("SELECT 1 FROM pg_sleep(3)")).scalar_one() == 1
-        monkeypatch.setattr(watchdog, "UNKNOWN_SECONDS", 2.0)
+            assert connection.execute(text(f"SELECT 1 FROM pg_sleep({LONG})")).scalar_one() == 1
+        monkeypatch.setattr(watchdog, "UNKNOWN_SECONDS", 1.0)
         with engine.connect() as connection:
             connection.execute(text("SELECT 1"))
             proxy.lose_next(COMMIT, reaches_server=True)
@@ -260,7 +265,7 @@ def test_behind_a_pooler_whose_servers_are_all_busy_the_wait_goes_on(make_databa
             one.execute(text("SELECT 1"))
             # The one server is held by this transaction, and the other waits for it: no server is left to say so.
             waiting = pool.submit(lambda: other.execute(text("SELECT 2")).scalar_one())
-            assert one.execute(text("SELECT 1 FROM pg_sleep(4)")).scalar_one() == 1
+            assert one.execute(text(f"SELECT 1 FROM pg_sleep({SILENCE + 2 * ANSWER})")).scalar_one() == 1
             assert not waiting.done()
             one.rollback()
             assert waiting.result(2 * BOUND) == 2

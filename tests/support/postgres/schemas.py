@@ -25,8 +25,8 @@ WHERE nspname = %(schema)s AND relkind IN ('r', 'p') AND NOT relispartition AND 
 """
 """The tables that are not ours."""
 
-# A change of an object leaves another xmin on its rows. So does TRUNCATE on those of pg_class: of these, the columns that
-# count are read. ANALYZE leaves its estimate there, on an empty table too.
+# A change of an object leaves another xmin on its rows. So does TRUNCATE in pg_class, where only what counts is read.
+# ANALYZE leaves its estimate there, on an empty table too.
 STRUCTURE = """
 WITH place AS (SELECT oid FROM pg_namespace WHERE nspname = %(schema)s),
 relation AS (SELECT pg_class.* FROM pg_class JOIN place ON relnamespace = place.oid),

@@ -9,9 +9,18 @@ from sqlalchemy import Engine, create_engine
 
 from support.txbox.publishers import AsyncRecorder, RecordingPublisher
 from txbox.backoff import Backoff
-from txbox.relay import Relay
+from txbox.relay import Relay, poller, scheduler
+from txbox.relay.event_loop import async_sender, publisher_entry, settler
 
 StartBoth = Callable[..., Relay]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short pauses between tries, while a publisher or the database cannot be reached."""
+    for module in (scheduler, poller, async_sender, settler):
+        monkeypatch.setattr(module, "OUTAGE_BACKOFF", Backoff(first_seconds=0.05, longest_seconds=1.0))
+    monkeypatch.setattr(publisher_entry, "ENTER_BACKOFF", Backoff(first_seconds=0.05, longest_seconds=1.0))
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from txbox.relay import OutboxMessage, PartlySent, Refused, Relay
 def test_a_publisher_that_is_slower_than_its_timeout_is_given_less_at_a_time(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
-    # A broker that takes 100 ms for each: 50 of them take longer than the timeout.
-    broker = RecordingPublisher(before=lambda messages: time.sleep(0.1 * len(messages)))
+    # A broker that takes 30 ms for each: 50 of them take longer than the timeout.
+    broker = RecordingPublisher(before=lambda messages: time.sleep(0.03 * len(messages)))
     publish(engine, *[Outgoing(OWN, str(number)) for number in range(100)])
-    start_relay(broker, publish_timeout_seconds=4, senders=2)
+    start_relay(broker, publish_timeout_seconds=1, senders=2)
     wait_until(lambda: left() == [], "an empty outbox", timeout=60)
     times = Counter(message.id for message in broker.received)
     assert len(times) == 100

@@ -23,6 +23,14 @@ from txbox.relay.dispatch import dispatcher
 from txbox.relay.event_loop import async_sender, settler
 from txbox.relay.event_loop.async_sender import AsyncSender
 
+
+class Growing:
+    """Pauses of which the third is longer than any stop."""
+
+    def seconds(self, attempt: int) -> float:
+        return 0.05 if attempt < 3 else 600.0
+
+
 AWAITED = pytest.mark.parametrize("start_relay", ["async"], indirect=True)
 
 
@@ -95,9 +103,11 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
     proxy: TcpProxy,
     proxied: Engine,
     left: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
     fails: str,
 ) -> None:
-    """Nothing can be settled, or one settlement is refused; two seconds after the stop has begun, all is well."""
+    """Nothing can be settled, or one settlement is refused; half a second after the stop has begun, all is well."""
+    monkeypatch.setattr(settler, "OUTAGE_BACKOFF", Growing())
     heard: list[Event] = []
     broker = RecordingPublisher(before=lambda _: lose_settlements(proxy))
     relay = start_relay(broker, hooks=[heard.append])
@@ -107,7 +117,9 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
         refuse_settlements(engine)
     publish(engine, *numbered(1))
     wait_until(lambda: sum(isinstance(event, DatabaseLost) for event in heard) >= 3, "its pause is long")
-    mended = threading.Timer(2, proxy.accept if fails == "all" else lambda: run(engine, "DROP FUNCTION refuse CASCADE"))
+    mended = threading.Timer(
+        0.5, proxy.accept if fails == "all" else lambda: run(engine, "DROP FUNCTION refuse CASCADE")
+    )
     mended.start()
     assert relay.stop(10)
     mended.join()

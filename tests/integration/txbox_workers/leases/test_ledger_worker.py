@@ -128,7 +128,7 @@ def test_a_queue_can_be_worked_off_without_any_database_but_the_ledger_s(
     ids = [f"m-{number}" for number in range(12)]
     send(sqs, queue, ids + ids)
     worker = SqsWorker(
-        queue, ledger=store.ledger(), handler=lambda m: mails.append(m.id), wait_seconds=1, backoff=AT_ONCE, threads=2
+        queue, ledger=store.ledger(), handler=lambda m: mails.append(m.id), wait_seconds=0, backoff=AT_ONCE, threads=2
     )
     with at_work(worker):
         wait_until_empty(sqs, queue)

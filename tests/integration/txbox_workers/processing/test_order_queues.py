@@ -59,7 +59,7 @@ def test_letters_keep_their_order_in_another_kind_of_queue_and_on_the_way_back(
     queue, other = make_queue(fifo=fifo), make_queue(fifo=not fifo)
     sent = [f"m{number}" for number in range(5)]
     options: dict[str, Any] = {"inbox": Inbox("billing"), "engine": engine, "ordered": True, "client": sqs}
-    with at_work(SqsWorker(queue, handler=failing("m0"), max_attempts=1, wait_seconds=1, **options)):
+    with at_work(SqsWorker(queue, handler=failing("m0"), max_attempts=1, wait_seconds=0, **options)):
         for number, id_ in enumerate(sent):
             attributes = {"message-id": id_} | ({} if fifo else {"key": "g"})
             sqs.send_message(
@@ -72,11 +72,11 @@ def test_letters_keep_their_order_in_another_kind_of_queue_and_on_the_way_back(
             )
             wait_until(lambda: len(waiting(engine)) > number, "it is parked")  # noqa: B023 - called at once
     redrive(engine, lambda letter: redrive_to_queue(letter, client=sqs, queue_url=other))
-    with at_work(SqsWorker(other, handler=failing("m0"), max_attempts=1, wait_seconds=1, **options)):
+    with at_work(SqsWorker(other, handler=failing("m0"), max_attempts=1, wait_seconds=0, **options)):
         wait_until(lambda: len(waiting(engine)) == 5, "all are parked once more")
     assert list(waiting(engine)) == sent
     redrive(engine, lambda letter: redrive_to_queue(letter, client=sqs, queue_url=queue))
-    with at_work(SqsWorker(queue, handler=apply, wait_seconds=1, **options)):
+    with at_work(SqsWorker(queue, handler=apply, wait_seconds=0, **options)):
         wait_until(lambda: len(business.order()) == 5, "all are processed")
     assert business.order() == sent
     assert waiting(engine) == {}
@@ -89,7 +89,7 @@ def test_a_redriven_message_that_could_not_be_read_keeps_its_place_under_its_new
     for number, body in enumerate(('{"Type": "no notification"}', "second")):
         sqs.send_message(QueueUrl=queue, MessageBody=body, MessageGroupId="g", MessageDeduplicationId=f"m{number}")
     options: dict[str, Any] = {"inbox": Inbox("billing"), "engine": engine, "ordered": True, "handler": apply}
-    with at_work(SqsWorker(queue, envelope="sns", client=sqs, wait_seconds=1, **options)):
+    with at_work(SqsWorker(queue, envelope="sns", client=sqs, wait_seconds=0, **options)):
         wait_until(lambda: len(waiting(engine)) == 2, "both are parked")
         first = next(iter(waiting(engine)))
         redrive(engine, lambda letter: redrive_to_queue(letter, client=sqs))
@@ -98,7 +98,7 @@ def test_a_redriven_message_that_could_not_be_read_keeps_its_place_under_its_new
         redrive(engine, lambda letter: redrive_to_queue(letter, client=sqs))
         wait_until(lambda: len(waiting(engine)) == 2, "and again")
     redrive(engine, lambda letter: redrive_to_queue(letter, client=sqs))
-    with at_work(SqsWorker(queue, envelope="raw", client=sqs, wait_seconds=1, **options)):
+    with at_work(SqsWorker(queue, envelope="raw", client=sqs, wait_seconds=0, **options)):
         wait_until(lambda: len(business.order()) == 2, "both are processed")
     assert business.order("body") == ['{"Type": "no notification"}', "second"]
     assert waiting(engine) == {}

@@ -318,6 +318,9 @@ def test_a_newer_message_during_a_redrive_is_held_and_the_copy_runs(leveled: Eng
 # --- at random -------------------------------------------------------------------------------------------------------
 
 
+SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in (1, 2))])
+
+
 class Lottery:
     """A handler that fails at random, less and less often, and never in the end; seeded."""
 
@@ -331,7 +334,7 @@ class Lottery:
             raise ValueError("by lot")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 def test_each_key_is_applied_in_the_order_it_was_sent_through_failures_parkings_and_redrives(
     engine: Engine, business: Business, seed: int, leveled: Engine
 ) -> None:
@@ -374,7 +377,7 @@ def test_each_key_is_applied_in_the_order_it_was_sent_through_failures_parkings_
     assert business.rows("SELECT 1 FROM dead_letter WHERE reason = 'behind'"), "nothing was held: it shows nothing"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@SEEDS
 def test_on_a_standard_queue_nothing_is_lost_and_no_copy_goes_round_for_ever(
     engine: Engine, business: Business, seed: int
 ) -> None:
