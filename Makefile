@@ -148,6 +148,10 @@ quick: $(VENV)/.dev-ready ## Check style, and types of what changed, and run the
 test-unit: $(VENV)/.dev-ready ## Run the unit tests
 	@$(BIN)/pytest -q -n 2 --durations=10 --durations-min=1 tests/unit $(TESTS)
 
+.PHONY: mutations
+mutations: $(VENV)/.dev-ready ## Break the code in 130 ways and see a test go red for each (MUTATIONS='--road relay')
+	@$(BIN)/python tests/mutations/run.py $(MUTATIONS)
+
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Check style, formatting and the arrows between packages
 	@$(BIN)/ruff check $(CHECKED)

@@ -149,6 +149,13 @@ def test_a_misspelt_option_is_refused(app: Celery, engine: Engine, near: str, ri
         inbox_task(app, inbox=Inbox("billing"), engine=engine, **{near: None})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["acks_late", "reject_on_worker_lost"])
+def test_an_ack_before_the_commit_is_refused(app: Celery, engine: Engine, name: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=f"inbox_task.{name} must be True"):
+        inbox_task(app, inbox=Inbox("billing"), engine=engine, **{name: False})
+    assert getattr(inbox_task(app, inbox=Inbox("billing"), engine=engine)(plain), name) is True
+
+
 async def coroutine(_session: Session) -> None: ...
 
 

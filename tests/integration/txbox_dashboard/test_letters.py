@@ -16,6 +16,7 @@ from txbox.operator_actions import read_actions
 from txbox.pauses import read_pauses
 from txbox_aws.sqs import SqsSource
 from txbox_dashboard import Sensitive, reader
+from txbox_dashboard.app import ACTIONS
 from txbox_dashboard.letters import finder
 from txbox_dashboard.letters.finder import NEWEST
 from txbox_dashboard.reader import Reader
@@ -323,6 +324,14 @@ def test_a_form_that_is_not_of_this_session_changes_nothing(open_dashboard: Open
     assert [answer.status_code for answer in refused] == [403, 403, 403, 403, 403, 400, 400, 405]
     assert open_dashboard().post("/letters/discard", data=mine).status_code == 403  # it only reads
     assert open_dashboard(token=TOKEN, allow_actions=True).post("/letters/discard", data=mine).status_code == 303
+    assert LetterOperations(engine).list() == []
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+def test_a_dashboard_that_only_reads_refuses_every_action(pages: TestClient, engine: Engine, path: str) -> None:
+    park(engine, "a")
+    answer = pages.post(path, data={"forgery_token": "", "up_to": "999999", "note": "x", "subscriber": "billing"})
+    assert (answer.status_code, "only reads" in answer.text) == (403, True)
     assert LetterOperations(engine).list() == []
 
 

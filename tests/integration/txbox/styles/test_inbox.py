@@ -76,6 +76,8 @@ async def test_what_is_too_old_to_judge_is_expired(engine: Engine, style: Style)
             await style.call(inbox.record, lent, "old", sent_at=LONG_AGO)
         assert caught.value.message_ids == ("old",)
         await style.rollback(lent)
+        with pytest.raises(Expired):
+            await style.call(inbox.record_many, lent, ["old"], sent_at={"old": LONG_AGO})
         found = await style.call(inbox.sort_out, lent, ["old", "new"], sent_at={"old": LONG_AGO})
         assert found.first == {"new"}
         assert found.expired == {"old"}

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,18 @@ from support.waiting import wait_until
 from support.workers.business import Business, apply, once
 from support.workers.handlers import failing_always
 from support.workers.memory_worker import at_work, delivery, make, messages, process
-from txbox import DeadLetter, DeadLetters, Failures, Inbox, InFlight, LetterNotFound, Message, Outcome, Reason
+from txbox import (
+    DeadLetter,
+    DeadLetters,
+    Failures,
+    Inbox,
+    InFlight,
+    LetterNotFound,
+    MalformedMessage,
+    Message,
+    Outcome,
+    Reason,
+)
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import inbox_processor
@@ -181,6 +193,19 @@ def test_a_redelivery_during_the_last_attempt_parks_nothing_that_runs(
     assert business.applied() == once("a" if ends_well else "")
     assert business.letters() == ({} if ends_well else {"a": "failed"})
     assert business.failing() == {}
+    never_both(business)
+
+
+def test_what_cannot_be_read_is_handed_back_while_its_message_is_processed(engine: Engine, business: Business) -> None:
+    """It is parked without being recorded before; an ack would lose it, if the other transaction rolled back."""
+    unreadable = replace(delivery("a"), problem=MalformedMessage("no"))
+    impatient = make(MemorySource(), engine, inbox=Inbox("billing", wait_seconds=0.05))
+    with engine.connect() as running:
+        record_and_apply(running)
+        assert process(impatient, unreadable) == [("a-1", Outcome.IN_FLIGHT)]
+        running.commit()
+    assert process(impatient, unreadable) == [("a-1", Outcome.DUPLICATE)]
+    assert (business.letters(), business.failing()) == ({}, {})
     never_both(business)
 
 
