@@ -23,7 +23,8 @@ def test_the_groups_are_of_tests_that_there_are() -> None:
         assert (REPOSITORY / place).exists()
     assert group_of("tests/acceptance/spark/test_kills.py::test_x[1]") == "spark"
     assert group_of("tests/acceptance/demo/test_exact.py::test_x") == "demo"
-    assert group_of("tests/integration/txbox_spark/loading/test_staging.py::test_x") == "spark loading"
+    assert group_of("tests/integration/txbox_spark/loading/test_staging.py::test_x") == "spark 2"
+    assert group_of("tests/integration/txbox_testing/test_loads.py::test_x[copy]") == "spark 2"
     assert group_of("tests/integration/txbox_spark/test_sink.py::test_x") == "spark"
     assert group_of("tests/unit/txbox_spark/test_options.py::test_x") is None
 

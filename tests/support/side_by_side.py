@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 
 GROUPS = {
-    # Two JVMs are enough: each needs a gigabyte, and seconds to start.
-    "tests/integration/txbox_spark/loading/": "spark loading",
+    # Two JVMs are enough: each needs a gigabyte, and seconds to start. Both groups take about as long.
+    "tests/integration/txbox_spark/loading/": "spark 2",
+    "tests/integration/txbox_spark/merging/": "spark 2",
+    "tests/integration/txbox_spark/reading/": "spark 2",
+    "tests/integration/txbox_cli/test_archive_commands.py": "spark 2",
+    "tests/integration/txbox_cli/test_loads_commands.py": "spark 2",
+    "tests/integration/txbox_cli/test_source_commands.py": "spark 2",
+    "tests/integration/txbox_testing/test_loads.py": "spark 2",
     "tests/integration/txbox_spark/": "spark",
     "tests/acceptance/spark/": "spark",
     "tests/acceptance/demo/": "demo",  # they look for what other demos have left on their servers
 }
-"""Folders and files whose tests run in one process, one after the other, and the name of their group; longest first."""
+"""Folders and files whose tests run in one process, one after the other, and the name of their group: the first that
+fits."""
 
 
 def group_of(nodeid: str) -> str | None:

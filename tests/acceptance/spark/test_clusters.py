@@ -49,6 +49,8 @@ pytestmark = pytest.mark.timeout(400)
 
 BESIDE_CHUNKS = 4
 """Connections of the driver for the ledger, the heartbeat and the progress, as the documentation has it."""
+LOGIN_SECONDS, LOOKS_SECONDS = 0.5, 0.1
+"""How long a connection lasts at least, and how often they are counted."""
 NOTICED = {
     "spark__network__timeout": "15s",
     "spark__network__timeoutInterval": "2s",
@@ -120,7 +122,7 @@ def connections_counted(engine: Engine, driver: Driver, url: str) -> Iterator[di
     execute(
         engine,
         "CREATE FUNCTION last_a_while() RETURNS event_trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN PERFORM pg_sleep(0.5); END $$",
+        f"$$ BEGIN PERFORM pg_sleep({LOGIN_SECONDS}); END $$",
         "CREATE EVENT TRIGGER last_a_while ON login EXECUTE FUNCTION last_a_while()",
     )
     most = {"driver": 0, "executors": 0}
@@ -133,7 +135,7 @@ def connections_counted(engine: Engine, driver: Driver, url: str) -> Iterator[di
     drivers = {one.pid for one in psutil.Process(driver.pid).children(recursive=True)}
 
     def count() -> None:
-        while not ended.is_set():
+        while not ended.wait(LOOKS_SECONDS):
             found = [
                 side(one.pid)
                 for one in psutil.net_connections("tcp")

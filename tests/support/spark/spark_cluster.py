@@ -22,6 +22,7 @@ import pyspark
 from sqlalchemy import Engine
 
 from support.processes import start_python
+from support.spark.short_life import SHORT_LIFE
 from support.waiting import wait_until
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
@@ -55,6 +56,7 @@ class Cluster:
         logs.mkdir()
         asked = {
             "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": SHORT_LIFE,
             "spark.driver.memory": "512m",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -255,7 +257,13 @@ def executor_of(process: psutil.Process) -> psutil.Process:
 def _environment(host: str) -> dict[str, str]:
     left_out = {"SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT", "PYTHONPATH"}
     inherited = {name: value for name, value in os.environ.items() if name not in left_out}
-    return {**inherited, "SPARK_LOCAL_IP": host, "SPARK_DAEMON_MEMORY": "256m", "SPARK_NO_DAEMONIZE": "1"}
+    return {
+        **inherited,
+        "SPARK_LOCAL_IP": host,
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIFE,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_NO_DAEMONIZE": "1",
+    }
 
 
 def _end(processes: "list[subprocess.Popen[str]]") -> None:

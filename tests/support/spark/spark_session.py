@@ -7,16 +7,39 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from support.spark.short_life import SHORT_LIFE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # pyspark may leave it to the garbage collector to close a socket that it has read rows from: seen with 4.0.
 UNCLOSED = r"ignore:unclosed <socket\.socket .*127\.0\.0\.1:ResourceWarning"
+
+PYTHON_OF_WORKERS = Path(__file__).with_name("workers_python")
+"""Where a ``sitecustomize.py`` is that spares workers their imports."""
+
+OLDEST = "4.0."
+"""The versions of Spark that keep their defaults here, see ``SHORT_QUERIES``."""
+
+SHORT_QUERIES = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # Workers of the two kinds of tasks are the same then, and used for both.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+}
+"""Settings for queries of a few rows: Spark would compile Java for each of them, and plan each in several stages.
+
+With them Spark interprets expressions that it compiles for people. It has its defaults in `make test-oldest`, which
+runs most of these tests, and in each process of a driver that a test, a page or an example starts.
+"""
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +49,12 @@ def spark(note_server: Callable[[str], None]) -> Iterator[SparkSession]:
 
     from txbox_spark import spark_session
 
-    session = spark_session("txbox-tests", master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})
+    settings = {"spark.sql.shuffle.partitions": "2"}
+    with pytest.MonkeyPatch.context() as patch:
+        if not metadata.version("pyspark").startswith(OLDEST):
+            settings |= SHORT_QUERIES
+            patch.setenv("PYTHONPATH", str(PYTHON_OF_WORKERS), prepend=os.pathsep)  # the JVM keeps it
+        session = spark_session("txbox-tests", master="local[2]", settings=settings)
     note_server(f"Spark used: {session.version} (pyspark {pyspark.__version__})")
     yield session
     session.stop()
@@ -35,15 +63,14 @@ def spark(note_server: Callable[[str], None]) -> Iterator[SparkSession]:
 def pytest_configure(config: pytest.Config) -> None:
     """Have every Spark compile for a short life, and find the Java of txbox[embedded] on a machine without one.
 
-    Two fifths of the time of a JVM went into compiling a second time, for speed that no test lives to see. One that is
-    killed leaves its temporary files, so these are in a folder that is removed at the end, with the warehouse that
-    Spark would make here.
+    A JVM that is killed leaves its temporary files, so these are in a folder that is removed at the end, with the
+    warehouse that Spark would make here.
     """
     if "SPARK_SUBMIT_OPTS" not in os.environ:  # in a process of pytest-xdist it is there
         folder = Path(tempfile.mkdtemp(prefix="txbox-spark-"))
         config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
-        options = f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={folder} -Dspark.sql.warehouse.dir={folder / 'warehouse'}"
-        os.environ["SPARK_SUBMIT_OPTS"] = options
+        places = f"-Djava.io.tmpdir={folder} -Dspark.sql.warehouse.dir={folder / 'warehouse'}"
+        os.environ["SPARK_SUBMIT_OPTS"] = f"{SHORT_LIFE} {places}"
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         from txbox_spark.runtime.java import java_environment
 

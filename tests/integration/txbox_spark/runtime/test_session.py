@@ -70,7 +70,9 @@ def no_network() -> Iterator[tuple[str, ...]]:
     """What to put before a command that shall find no network but the loopback."""
     alone = ("unshare", "--user", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let us take the network away (unshare, ip)")
+        pytest.skip(
+            "the network is not ours to take away: install util-linux and iproute2; in a container, run it privileged"
+        )
     return alone
 
 

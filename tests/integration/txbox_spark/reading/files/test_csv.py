@@ -101,23 +101,23 @@ class TestCsv:
             ("e", "f", None),
         ]
 
-    @pytest.mark.parametrize(
-        ("text", "value"),
-        [
-            *((text, "12.50") for text in ("12.5", "+12.50", "0012.5000", "1.25e1", "1250E-2", "12.5e+0")),
-            *((text, "0.00") for text in ("0", ".0", "-0", "0E-8", "0." + "0" * 50)),
-            (".5", "0.50"),
-            ("-5.", "-5.00"),
-            ("9999999999.990", "9999999999.99"),
-            ("1e9", "1000000000.00"),
-            ("1" + "0" * 50 + "e-50", "1.00"),
-        ],
+    DECIMALS = (
+        *((text, "12.50") for text in ("12.5", "+12.50", "0012.5000", "1.25e1", "1250E-2", "12.5e+0")),
+        *((text, "0.00") for text in ("0", ".0", "-0", "0E-8", "0." + "0" * 50)),
+        (".5", "0.50"),
+        ("-5.", "-5.00"),
+        ("9999999999.990", "9999999999.99"),
+        ("1e9", "1000000000.00"),
+        ("1" + "0" * 50 + "e-50", "1.00"),
     )
-    def test_decimals(self, spark: SparkSession, write: Callable[..., str], text: str, value: str) -> None:
-        path = write("events.csv", f"amount,event_id\n{text},a\n,b\n")
+
+    def test_decimals(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        lines = ["amount,event_id", *(f"{text},{text}" for text, _ in self.DECIMALS), ",b"]
+        path = write("events.csv", "\n".join(lines) + "\n")
         frame = read_events(spark, [path], schema="amount decimal(12,2), event_id string")
         assert frame.dtypes[:2] == [("amount", "decimal(12,2)"), ("event_id", "string")]
-        assert rows(frame) == [(Decimal(value), "a", None), (None, "b", None)]
+        expected = [(Decimal(value), text, None) for text, value in self.DECIMALS]
+        assert rows(frame) == [*expected, (None, "b", None)]
 
     def test_texts_that_are_no_decimals_make_records_malformed(
         self, spark: SparkSession, write: Callable[..., str]
