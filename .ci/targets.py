@@ -1,7 +1,7 @@
 """Run the targets of `make ci`, say how long each took, and what it may take: targets.py [TARGET...]
 
-A row of targets runs beside the next one in the same stage, where each keeps one core busy. What a target prints comes
-when it has ended. The first failure ends the run, once its neighbours have ended.
+A row of targets runs beside the next one in the same stage, where each keeps one core busy: what these print comes when
+they have ended. The first failure ends the run, once its neighbours have ended.
 """
 
 import os
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 STAGES = [
     [["setup"]],
@@ -52,16 +53,18 @@ class Run:
         self.failed: str | None = None
         self._output = threading.Lock()
 
-    def row(self, targets: list[str]) -> None:
+    def row(self, targets: list[str], alone: bool) -> None:
         """Run targets, one after the other, until one has failed, here or in another row."""
         for target in targets:
             if self.failed is not None:
                 return
+            if alone:
+                print(f"--- make {target}", flush=True)
             begun = time.monotonic()
             ended = subprocess.run(
                 ["make", "--no-print-directory", target],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=None if alone else subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
@@ -69,17 +72,18 @@ class Run:
             )
             self.seconds[target] = time.monotonic() - begun
             with self._output:
-                print(f"--- make {target}: {self.seconds[target]:.0f} s\n{ended.stdout}", flush=True)
+                if not alone:
+                    print(f"--- make {target}\n{ended.stdout}", flush=True)
+                print(f"--- make {target} took {self.seconds[target]:.0f} s", flush=True)
                 if ended.returncode and self.failed is None:
                     self.failed = target
 
     def stage(self, rows: list[list[str]]) -> None:
         """Run rows of targets side by side."""
-        threads = [threading.Thread(target=self.row, args=(row,)) for row in rows]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        rows = [row for row in rows if row]
+        with ThreadPoolExecutor() as pool:
+            for ended in [pool.submit(self.row, row, len(rows) == 1) for row in rows]:
+                ended.result()
 
 
 def main(chosen: list[str]) -> int:
