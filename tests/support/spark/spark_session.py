@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -75,6 +77,22 @@ def pytest_configure(config: pytest.Config) -> None:
         from txbox_spark.runtime.java import java_environment
 
         os.environ.update({name: value for name, value in java_environment().items() if value is not None})
+
+
+def pytest_collection_finish() -> None:
+    """Keep the form of what pytest captures: a logger of pyspark gives each handler that it gets pyspark's own."""
+    if "pyspark.logger" in sys.modules:
+        from pyspark.logger import PySparkLogger
+
+        add = PySparkLogger.addHandler
+
+        def add_as_it_is(logger: PySparkLogger, handler: logging.Handler) -> None:
+            form = handler.formatter
+            add(logger, handler)
+            if form is not None:
+                handler.setFormatter(form)
+
+        PySparkLogger.addHandler = add_as_it_is  # type: ignore[method-assign]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

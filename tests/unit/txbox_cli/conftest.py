@@ -21,6 +21,7 @@ def _hangups_as_in_a_terminal() -> Iterator[None]:
 def txbox(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ended]]:
     """Run the program in this process."""
     level = logging.getLogger().level
+    forms = {handler: handler.formatter for handler in logging.getLogger().handlers}
     monkeypatch.delenv("TXBOX_DATABASE_URL", raising=False)
     monkeypatch.setattr(sys, "path", sys.path[:])
 
@@ -31,3 +32,5 @@ def txbox(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
     yield txbox
     logging.getLogger().setLevel(level)
+    for handler, form in forms.items():
+        handler.setFormatter(form)
