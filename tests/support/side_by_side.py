@@ -19,6 +19,7 @@ GROUPS = {
     "tests/integration/txbox_testing/test_loads.py": "spark 2",
     "tests/integration/txbox_spark/": "spark",
     "tests/acceptance/spark/": "spark",
+    "tests/integration/txbox_celery/": "celery",  # one Valkey, and tests in a row share a worker
     "tests/acceptance/demo/": "demo",  # they look for what other demos have left on their servers
 }
 """Folders and files whose tests run in one process, one after the other, and the name of their group: the first that
