@@ -41,8 +41,8 @@ BUDGET_SECONDS = {
 WHOLE_SECONDS = 35 * 60
 """What all of it may take on two quiet cores."""
 
-LIMIT = 2
-"""A busy machine takes longer, so the run fails only when it takes so many times as long as it may."""
+LIMIT_SECONDS = 80 * 60
+"""A busy machine takes longer, so the run fails only when it takes longer than this."""
 
 
 class Run:
@@ -89,7 +89,8 @@ class Run:
 def main(chosen: list[str]) -> int:
     """Run the targets that were named, or all of them; return the exit status."""
     if unknown := set(chosen) - set(BUDGET_SECONDS):
-        print(f"there is no budget for {', '.join(sorted(unknown))}: {', '.join(BUDGET_SECONDS)} have one", file=sys.stderr)
+        known = ", ".join(BUDGET_SECONDS)
+        print(f"there is no budget for {', '.join(sorted(unknown))}: {known} have one", file=sys.stderr)
         return 2
     run = Run()
     begun = time.monotonic()
@@ -97,17 +98,17 @@ def main(chosen: list[str]) -> int:
         if run.failed is None:
             run.stage([[target for target in row if not chosen or target in chosen] for row in rows])
     whole = time.monotonic() - begun
-    load = os.getloadavg()[2]
+    machine = f"(load {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores)"
     print(f"{'target':16} {'took':>7} {'budget':>7}")
     for target, seconds in run.seconds.items():
         over = "  over its budget" if seconds > BUDGET_SECONDS[target] else ""
         print(f"{target:16} {seconds:5.0f} s {BUDGET_SECONDS[target]:5} s{over}")
-    print(f"{'all of it':16} {whole:5.0f} s {WHOLE_SECONDS:5} s  (load {load:.1f} on {os.cpu_count()} cores)", flush=True)
+    print(f"{'all of it':16} {whole:5.0f} s {WHOLE_SECONDS:5} s  {machine}", flush=True)
     if run.failed is not None:
         print(f"make {run.failed} failed: see what it printed above", file=sys.stderr)
         return 1
-    if whole > LIMIT * WHOLE_SECONDS:
-        print(f"the run took over {LIMIT} times its budget: see CONTRIBUTING.md, The suite's time", file=sys.stderr)
+    if whole > LIMIT_SECONDS:
+        print(f"the run took over {LIMIT_SECONDS} s: see CONTRIBUTING.md, The suite's time", file=sys.stderr)
         return 1
     return 0
 
