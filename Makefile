@@ -42,13 +42,21 @@ PYTHONS_TESTS := tests/unit tests/integration/txbox/styles tests/integration/txb
 # To collect all tests takes each process longer than to find their files by the mark.
 CHAOS_TESTS = $(shell grep -r --include='test_*.py' -l 'mark\.chaos' tests | LC_ALL=C sort)
 SPARK_TESTS := tests/integration/txbox_spark tests/acceptance/spark
-# Of Spark's, of AWS's and of the command line's tests, those that rest most on what Postgres does: no others need another version of it.
-# A load as a whole is asked of Spark by test_watermark.py, with tables of staging and a merge; the SQL of its chunks needs no Spark.
-CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/txbox_workers \
-  $(wildcard tests/integration/test_*.py) tests/integration/txbox_aws/lambda_ tests/integration/txbox_aws/test_sqs_worker.py \
+# What rests on another version of Postgres: our SQL and tables, what happens to transactions and connections, poolers, catalogs,
+# rights. A load as a whole is asked of Spark by test_watermark.py, with tables of staging and a merge; the SQL of its chunks needs no
+# Spark. What brokers, handlers, options and pages make of it, `make test` asks once.
+CONTAINER_TESTS := tests/containers tests/migrations tests/integration/test_rights.py \
+  $(addprefix tests/integration/txbox/,audit dead_letters entities inbox maintenance outbox postgres watermarks test_status.py \
+    $(addprefix leases/test_,failover.py postgres_failures.py postgres_fences.py postgres_ledger.py server_clock_steps.py status.py) \
+    $(addprefix relay/test_,commit_order.py pooler.py relay.py round_trips.py settlements.py side_by_side.py trouble.py waking.py) \
+    $(addprefix styles/test_,asyncpg_pooler.py inbox.py psycopg.py)) \
+  $(addprefix tests/integration/txbox_workers/,leases/test_ledger_worker.py \
+    $(addprefix processing/test_,batches.py conflicts.py cut_off.py order_redrives.py outages.py parking.py transaction_limits.py until_free.py) \
+    $(addprefix test_,older_tables.py poisoned_connections.py poolers.py reports.py)) \
+  tests/integration/txbox_aws/lambda_/test_connections.py tests/integration/txbox_aws/lambda_/test_cut_off_functions.py \
   tests/integration/txbox_cli/test_reports.py tests/integration/txbox_cli/test_outbox_commands.py \
-  tests/integration/txbox_spark/merging/test_chunk_merger.py tests/integration/txbox_spark/test_watermark.py \
-  tests/integration/txbox_django tests/integration/txbox_celery tests/acceptance/test_celery_example.py
+  tests/integration/txbox_django/test_connections.py tests/integration/txbox_django/test_migrations.py \
+  tests/integration/txbox_spark/merging/test_chunk_merger.py tests/integration/txbox_spark/test_watermark.py
 # Of Kubernetes' own kinds, by the oldest and the newest API that kubernetes-validate brings schemas of; KEDA's kinds are not in it,
 # and tests/unit/test_deployment_examples.py reads those.
 KUBERNETES_VERSIONS := 1.25 1.37
