@@ -53,7 +53,7 @@ CONTAINER_TESTS := tests/containers tests/migrations tests/integration/test_righ
   $(addprefix tests/integration/txbox_workers/,leases/test_ledger_worker.py \
     $(addprefix processing/test_,batches.py conflicts.py cut_off.py order_redrives.py outages.py parking.py transaction_limits.py until_free.py) \
     $(addprefix test_,older_tables.py poisoned_connections.py poolers.py reports.py)) \
-  tests/integration/txbox_aws/lambda_/test_connections.py tests/integration/txbox_aws/lambda_/test_cut_off_functions.py \
+  $(addprefix tests/integration/txbox_aws/lambda_/test_,connections.py cut_off_functions.py kills.py) \
   tests/integration/txbox_cli/test_reports.py tests/integration/txbox_cli/test_outbox_commands.py \
   tests/integration/txbox_django/test_connections.py tests/integration/txbox_django/test_migrations.py \
   tests/integration/txbox_spark/merging/test_chunk_merger.py tests/integration/txbox_spark/test_watermark.py
