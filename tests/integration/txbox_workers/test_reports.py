@@ -108,31 +108,6 @@ def test_deadlocks_and_other_conflicts_are_counted(engine: Engine, business: Bus
     assert (worker.deadlocks, worker.retries) == (1, 2)
 
 
-def test_a_worker_that_is_killed_leaves_a_row_that_is_stale(
-    engine: Engine, schema_url: str, queue: str, sqs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker_process.prepare(engine)
-    process = worker_process.start(schema_url, queue)
-    try:
-        (worker,) = wait_until(lambda: reported(engine), timeout=60)
-        assert (worker.pid, worker.stale, worker.source) == (process.pid, False, queue)
-        assert worker.source_retention_seconds == 345600.0, "what SQS says of the queue"
-    finally:
-        process.kill()
-        process.wait()
-    assert [one.worker_id for one in reported(engine)] == [worker.worker_id], "nobody has deleted it"
-    monkeypatch.setattr(workers_status, "STALE_SECONDS", 0.5)
-    wait_until(lambda: reported(engine)[0].stale)
-    with at_work(make(MemorySource(), engine)):
-        pass
-    assert [one.worker_id for one in reported(engine)] == [worker.worker_id], "it may be of use to somebody"
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE worker_report SET seen_at = now() - interval '25 hours'")
-    with at_work(make(MemorySource(), engine)):
-        pass
-    assert reported(engine) == ()
-
-
 def test_a_worker_goes_on_while_it_cannot_report_and_says_so_once(
     engine: Engine, business: Business, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -366,20 +341,23 @@ def test_a_fifo_group_keeps_its_order_over_a_pause_in_its_middle(
     assert business.order() == ids
 
 
-def test_a_killed_worker_and_its_successor_keep_to_the_pause(
-    engine: Engine, schema_url: str, queue: str, sqs: Any
+def test_a_killed_worker_leaves_a_row_that_is_stale_and_its_successor_keeps_to_the_pause(
+    engine: Engine, schema_url: str, queue: str, sqs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     business = worker_process.prepare(engine)
     first = worker_process.start(schema_url, queue, wait_seconds=20)
     processes = [first]
     try:
-        wait_until(lambda: states(engine) == ["working"], timeout=60)
+        (killed,) = wait_until(lambda: reported(engine), timeout=60)
+        assert (killed.pid, killed.stale, killed.source, killed.state) == (first.pid, False, queue, "working")
+        assert killed.source_retention_seconds == 345600.0, "what SQS says of the queue"
         pause(engine, subscriber_id="billing", by="anna")
         send(sqs, queue, ["a", "b", "c"])
         first.kill()
         first.wait()
+        assert [one.worker_id for one in reported(engine)] == [killed.worker_id], "nobody has deleted it"
         processes.append(worker_process.start(schema_url, queue))
-        wait_until(lambda: "drained" in states(engine), timeout=60)
+        wait_until(lambda: [one.pid for one in reported(engine) if one.state == "drained"] == [processes[1].pid])
         ran = business.rows(f"SELECT message_id FROM run WHERE pid <> {first.pid}")
         assert ran == [], "the second one has begun nothing"
         resume(engine, subscriber_id="billing")
@@ -389,6 +367,17 @@ def test_a_killed_worker_and_its_successor_keep_to_the_pause(
             process.kill()
             process.wait()
     assert business.applied() == once("abc")
+
+    monkeypatch.setattr(workers_status, "STALE_SECONDS", 0.5)
+    wait_until(lambda: [one.stale for one in reported(engine)] == [True, True])
+    with at_work(make(MemorySource(), engine)):
+        pass
+    assert killed.worker_id in [one.worker_id for one in reported(engine)], "it may be of use to somebody"
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE worker_report SET seen_at = now() - interval '25 hours'")
+    with at_work(make(MemorySource(), engine)):
+        pass
+    assert reported(engine) == ()
 
 
 def test_names_are_found_by_their_traces(engine: Engine) -> None:
