@@ -120,9 +120,9 @@ def schemas(admin_engine: Engine) -> Schemas:
 
 
 @pytest.fixture
-def schema_url(database_url: str, schemas: Schemas) -> Iterator[str]:
+def schema_url(request: pytest.FixtureRequest, database_url: str, schemas: Schemas) -> Iterator[str]:
     """The URL of a database whose search path is a schema of one test's own, with txbox's tables in it."""
-    name = schemas.take()
+    name = schemas.take(with_business="business" in request.fixturenames)
     yield (
         make_url(database_url)
         .update_query_dict({"options": f"-csearch_path={name}"})

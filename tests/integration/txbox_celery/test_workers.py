@@ -227,6 +227,15 @@ def test_a_revoked_task_is_not_applied_and_may_be_sent_again(shop: Any, business
     assert business.applied() == {"1": 1}
 
 
+@pytest.mark.usefixtures("worker")
+def test_processes_that_were_forked_do_not_share_a_connection(shop: Any, business: Business, log: Log) -> None:
+    sent = [shop.buy.apply_async(["meet"], task_id=f"meets {number}") for number in range(2)]
+    assert [one.get(timeout=60) for one in sent] == [None, None]
+    applied_once(business, "meets 0", "meets 1")
+    assert len(set(business.order("body"))) == 2
+    assert "Retry in" not in log()
+
+
 def test_a_worker_that_dies_after_the_commit_leaves_its_tasks_to_the_visibility_time_out(
     shop: Any, start: Start, business: Business, log: Log
 ) -> None:
@@ -245,40 +254,23 @@ def test_a_worker_that_dies_after_the_commit_leaves_its_tasks_to_the_visibility_
     applied_once(business, sent.id)
 
 
-def test_processes_that_were_forked_do_not_share_a_connection(
-    shop: Any, start: Start, business: Business, log: Log
-) -> None:
-    start()
-    sent = [shop.buy.apply_async(["meet"], task_id=f"meets {number}") for number in range(2)]
-    assert [one.get(timeout=60) for one in sent] == [None, None]
-    applied_once(business, "meets 0", "meets 1")
-    assert len(set(business.order("body"))) == 2
-    assert "Retry in" not in log()
-
-
-@pytest.mark.parametrize("lost", ["the connection", "the answer to COMMIT"])
 def test_what_is_lost_on_the_way_to_the_database_is_no_retry(
-    shop: Any,
-    start: Start,
-    business: Business,
-    proxy: TcpProxy,
-    schema_url: str,
-    lost: str,
+    shop: Any, start: Start, business: Business, proxy: TcpProxy, schema_url: str
 ) -> None:
     through_proxy = make_url(schema_url).set(host="127.0.0.1", port=proxy.port)
     start(SHOP_DATABASE_URL=through_proxy.render_as_string(hide_password=False))
-    before = shop.buy.apply_async([], task_id=f"before {lost}")
-    assert before.get(timeout=60) is None
-    if lost == "the connection":
-        proxy.refuse()
-        proxy.cut()
-    else:
-        proxy.lose_next(reaches_server=True)
-    sent = shop.buy.apply_async([], task_id=lost)
-    wait_until(lambda: sent.state == "RETRY", "it is sent again", timeout=60, every=0.1)
-    proxy.accept()
-    assert sent.get(timeout=60) is None
-    applied_once(business, before.id, sent.id)
+    assert shop.buy.apply_async([], task_id="before").get(timeout=60) is None
+    for lost in ("the connection", "the answer to COMMIT"):
+        if lost == "the connection":
+            proxy.refuse()
+            proxy.cut()
+        else:
+            proxy.lose_next(reaches_server=True)
+        sent = shop.buy.apply_async([], task_id=lost)
+        wait_until(lambda: sent.state == "RETRY", "it is sent again", timeout=60, every=0.1)  # noqa: B023 - called at once
+        proxy.accept()
+        assert sent.get(timeout=60) is None
+    applied_once(business, "before", "the connection", "the answer to COMMIT")
     assert set(business.order("body")) == {"0"}  # of retries
 
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine, make_url
 
+from support.postgres.schemas import Schemas
 from support.postgres.statements import run
 from support.txbox.horizon import LONG_AGO, id_of, move_horizon
 from support.web.service import STYLES, buy, served, service
@@ -19,10 +20,48 @@ PAGE = "https://shop.example/keys"
 """Where the service says what its keys are."""
 
 
-@pytest.fixture(params=STYLES)
-def shop(schema_url: str, business: Business, request: pytest.FixtureRequest) -> Iterator[httpx2.Client]:
-    with served(service(schema_url, request.param, documentation=PAGE)) as client:
-        yield client
+class Shop:
+    """A service, its client, and its tables."""
+
+    def __init__(self, url: str, client: httpx2.Client) -> None:
+        self.url, self.client = url, client
+        self.engine = create_engine(url)
+        self.business = Business(self.engine)
+
+    def forget_all(self) -> None:
+        """Forget what a test has done."""
+        run(self.engine, "TRUNCATE processed_message, kept_response, inbox_horizon, effect")
+        run(self.engine, "UPDATE account SET balance = 0")
+
+
+@pytest.fixture(scope="module", params=STYLES)
+def open_shop(database_url: str, schemas: Schemas, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    """A service of each style, which serves one test after the other."""
+    name = schemas.take(with_business=True)
+    url = make_url(database_url).update_query_dict({"options": f"-csearch_path={name}"})
+    text = url.render_as_string(hide_password=False)
+    with served(service(text, request.param, documentation=PAGE)) as client:
+        shop = Shop(text, client)
+        yield shop
+        shop.engine.dispose()
+    schemas.give_back(name)
+
+
+@pytest.fixture
+def shop(open_shop: Shop) -> Iterator[httpx2.Client]:
+    """The client of a service that has done nothing yet."""
+    yield open_shop.client
+    open_shop.forget_all()
+
+
+@pytest.fixture
+def engine(open_shop: Shop) -> Engine:
+    return open_shop.engine
+
+
+@pytest.fixture
+def business(open_shop: Shop) -> Business:
+    return open_shop.business
 
 
 def test_a_repeat_gets_status_headers_and_body_of_the_first_answer(shop: httpx2.Client, business: Business) -> None:
@@ -118,9 +157,9 @@ def test_a_message_that_waits_as_a_dead_letter_is_not_said_to_be_done(
     assert business.applied() == Counter()
 
 
-def test_an_inbox_that_rotates_keeps_responses_all_the_same(
-    schema_url: str, engine: Engine, business: Business
-) -> None:
+def test_an_inbox_that_rotates_keeps_responses_all_the_same(schema_url: str) -> None:
+    engine = create_engine(schema_url)
+    business = Business(engine)
     InboxConversion(engine).forward()
     with served(service(schema_url)) as client:
         first = buy(client, "k1")
@@ -128,3 +167,4 @@ def test_an_inbox_that_rotates_keeps_responses_all_the_same(
         again = buy(client, "k1")
     assert (again.content, again.headers["idempotent-replayed"]) == (first.content, "true")
     assert business.applied() == {"tea": 1}
+    engine.dispose()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.workers import coroutine_worker
-from support.workers.kinds import BOTH_KINDS, THREADS_ONLY
+from support.workers.kinds import BOTH_KINDS, KINDS_AND_LEVELS, THREADS_ONLY
 
 
 @pytest.fixture(autouse=True)
@@ -13,10 +13,16 @@ def _short_pauses(short_pauses: None) -> None:
     """No test of workers waits longer than it has to."""
 
 
+@pytest.hookimpl(tryfirst=True)  # marks are read after that
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Have a test of these modules be two: of a ``Worker``, and of an ``AsyncWorker``."""
     module = metafunc.module.__name__.partition("txbox_workers.")[2]
-    if module in BOTH_KINDS and metafunc.function.__name__ not in THREADS_ONLY:
+    if module not in BOTH_KINDS or metafunc.function.__name__ in THREADS_ONLY:
+        return
+    if "leveled" in metafunc.fixturenames:
+        mark = pytest.mark.parametrize(("_kind", "leveled"), KINDS_AND_LEVELS, indirect=True)
+        metafunc.definition.add_marker(mark)  # a mark comes before the fixture's own parameters
+    else:
         metafunc.parametrize("_kind", ["threads", "asyncio"], indirect=True)
 
 

@@ -18,6 +18,7 @@ from support.workers.handlers import (
     commits_each_statement_from_now_on,
     commits_the_connection,
     handler_options,
+    in_modes,
     rolls_the_session_back,
     swallows_the_error_of_a_statement,
     with_bad,
@@ -28,8 +29,7 @@ from txbox import Message, Outcome
 from txbox_workers.memory_source import MemorySource
 
 
-@pytest.mark.parametrize("mode", ["batch", "message", "batch_handler"])
-@pytest.mark.parametrize("behaviour", TOLERATED)
+@in_modes(TOLERATED, "commits the session", "leaves_a_savepoint_open", "closes the session")
 def test_a_handler_that_does_as_it_would_with_its_own_session_is_understood(
     engine: Engine, business: Business, behaviour: Callable[[Session], None], mode: str
 ) -> None:
@@ -42,8 +42,14 @@ def test_a_handler_that_does_as_it_would_with_its_own_session_is_understood(
         assert business.balance() == 1
 
 
-@pytest.mark.parametrize("mode", ["batch", "message", "batch_handler"])
-@pytest.mark.parametrize("behaviour", REFUSED)
+@in_modes(
+    REFUSED,
+    "rolls_back_and_commits",
+    "commits_the_connection_and_hides_it",
+    "commits behind another statement",
+    "swallows_the_error_of_a_statement",
+    "leaves_the_process",
+)
 def test_a_handler_that_undoes_or_ends_the_transaction_fails_alone(
     engine: Engine, business: Business, behaviour: Callable[[Session], None], mode: str
 ) -> None:
@@ -86,8 +92,14 @@ def test_what_a_handler_leaves_behind_in_its_transaction_does_not_harm_the_next_
     assert len(runs) == 2
 
 
-@pytest.mark.parametrize("mode", ["batch", "message", "batch_handler"])
-@pytest.mark.parametrize("behaviour", BEHIND_EVERYTHING)
+@in_modes(
+    BEHIND_EVERYTHING,
+    "commits behind everything",
+    "commits_behind_everything_and_hides_it",
+    "commits_and_chains_behind_everything",
+    "rolls_back_behind_everything_and_goes_on",
+    "wraps_the_refusal_of_its_commit",
+)
 def test_a_handler_that_ends_the_transaction_behind_sqlalchemy_loses_nothing(
     engine: Engine, business: Business, behaviour: Callable[[Session], None], mode: str
 ) -> None:

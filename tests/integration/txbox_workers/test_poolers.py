@@ -23,7 +23,8 @@ from txbox.schema import tables
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
-MESSAGES = 300
+MESSAGES = 60
+"""More than psycopg's sixth run of a statement in each thread, from which on it prepares."""
 
 POOLERS = [
     "ours",
@@ -35,17 +36,19 @@ POOLERS = [
 
 
 @pytest.fixture(params=POOLERS)
-def pooled_url(request: pytest.FixtureRequest, make_database: Callable[..., str]) -> Iterator[str]:
+def pooled_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A database with our tables, behind a pooler of few servers."""
-    url = make_database()
+    is_ours = request.param == "ours"  # its servers have the search path of the test's schema
+    url = request.getfixturevalue("schema_url") if is_ours else request.getfixturevalue("make_database")()
     engine = create_engine(url)
     with engine.begin() as connection:
-        tables().metadata.create_all(connection)
+        if not is_ours:
+            tables().metadata.create_all(connection)
         for number in (1, 2):
             connection.exec_driver_sql(f"CREATE TABLE account_{number} (id int PRIMARY KEY, balance bigint NOT NULL)")
             connection.exec_driver_sql(f"INSERT INTO account_{number} VALUES (1, 0)")
     engine.dispose()
-    if request.param == "ours":
+    if is_ours:
         with transaction_pooler(url, size=3) as (_, through):
             yield through
         return
@@ -114,7 +117,7 @@ def test_two_services_publish_their_own_messages_by_sql(
             destination=f"own:service-{number}",
         )
         sent = [replace(message, body=b"{}") for message in numbered(MESSAGES)]
-        source = MemorySource(sent + sent[::10])
+        source = MemorySource(sent + sent[::10], batch_size=3)
         inbox = Inbox(f"service-{number}")
         return source, make(
             source, make_engine(query), inbox=inbox, effect=effect, transactions=transactions, threads=2

@@ -1,6 +1,7 @@
 """The reports of workers, and pauses: who works, and that a pause is heeded at every moment of a worker's life."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -106,31 +107,6 @@ def test_deadlocks_and_other_conflicts_are_counted(engine: Engine, business: Bus
         assert source.wait_until_empty(20)
         (worker,) = wait_until(lambda: [one for one in reported(engine) if one.outcomes.get("processed") == 2])
     assert (worker.deadlocks, worker.retries) == (1, 2)
-
-
-def test_a_worker_that_is_killed_leaves_a_row_that_is_stale(
-    engine: Engine, schema_url: str, queue: str, sqs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker_process.prepare(engine)
-    process = worker_process.start(schema_url, queue)
-    try:
-        (worker,) = wait_until(lambda: reported(engine), timeout=60)
-        assert (worker.pid, worker.stale, worker.source) == (process.pid, False, queue)
-        assert worker.source_retention_seconds == 345600.0, "what SQS says of the queue"
-    finally:
-        process.kill()
-        process.wait()
-    assert [one.worker_id for one in reported(engine)] == [worker.worker_id], "nobody has deleted it"
-    monkeypatch.setattr(workers_status, "STALE_SECONDS", 0.5)
-    wait_until(lambda: reported(engine)[0].stale)
-    with at_work(make(MemorySource(), engine)):
-        pass
-    assert [one.worker_id for one in reported(engine)] == [worker.worker_id], "it may be of use to somebody"
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE worker_report SET seen_at = now() - interval '25 hours'")
-    with at_work(make(MemorySource(), engine)):
-        pass
-    assert reported(engine) == ()
 
 
 def test_a_worker_goes_on_while_it_cannot_report_and_says_so_once(
@@ -320,21 +296,34 @@ def test_a_paused_worker_stays_paused_while_it_cannot_ask(engine: Engine, busine
 
 
 def test_pauses_that_come_and_go_among_two_workers_lose_and_repeat_nothing(engine: Engine, business: Business) -> None:
-    sources = [MemorySource(numbered(150, f"s{number}-"), batch_size=7) for number in range(2)]
-    wanted = once(message.id for number in range(2) for message in numbered(150, f"s{number}-"))
-    with at_work(*(make(source, engine, threads=2) for source in sources)):
-        for _ in range(6):
+    def handle(session: Session, message: Message) -> None:
+        apply(session, message)
+        time.sleep(0.01)  # not a wait: work that takes a while, so that a pause can land in it
+
+    sources = [MemorySource(batch_size=7) for _ in range(2)]
+    how = zip(sources, ("batch", "message"), strict=True)  # the second one ends in the middle of what it has received
+    sent: list[str] = []
+    left = 0
+    with at_work(*(make(source, engine, handle, threads=2, transactions=mode) for source, mode in how)):
+        for turn in range(4):
+            for number, source in enumerate(sources):
+                for message in numbered(40, f"s{number}-{turn}-"):
+                    source.send(message)
+                    sent.append(message.id)
+            wait_until(lambda: all(source._taken for source in sources), "both are at work")
             pause(engine, subscriber_id="billing", by="anna")
             wait_until(lambda: states(engine) == ["drained", "drained"])
             before = business.applied()
+            left += len(sent) - before.total()
             (now,) = business.rows("SELECT clock_timestamp()")
             wait_until(lambda now=now: business.rows("SELECT min(seen_at) FROM worker_report")[0] > now)
             assert business.applied() == before, "drained, and yet at work"
             resume(engine, subscriber_id="billing")
             wait_until(lambda: states(engine) == ["working", "working"])
         assert all(source.wait_until_empty(60) for source in sources)
-    assert business.applied() == wanted
-    assert business.recorded() == set(wanted)
+    assert left, "no pause came before all was done"
+    assert business.applied() == once(sent)
+    assert business.recorded() == set(sent)
 
 
 def test_a_fifo_group_keeps_its_order_over_a_pause_in_its_middle(
@@ -366,20 +355,23 @@ def test_a_fifo_group_keeps_its_order_over_a_pause_in_its_middle(
     assert business.order() == ids
 
 
-def test_a_killed_worker_and_its_successor_keep_to_the_pause(
-    engine: Engine, schema_url: str, queue: str, sqs: Any
+def test_a_killed_worker_leaves_a_row_that_is_stale_and_its_successor_keeps_to_the_pause(
+    engine: Engine, schema_url: str, queue: str, sqs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     business = worker_process.prepare(engine)
     first = worker_process.start(schema_url, queue, wait_seconds=20)
     processes = [first]
     try:
-        wait_until(lambda: states(engine) == ["working"], timeout=60)
+        (killed,) = wait_until(lambda: reported(engine), timeout=60)
+        assert (killed.pid, killed.stale, killed.source, killed.state) == (first.pid, False, queue, "working")
+        assert killed.source_retention_seconds == 345600.0, "what SQS says of the queue"
         pause(engine, subscriber_id="billing", by="anna")
         send(sqs, queue, ["a", "b", "c"])
         first.kill()
         first.wait()
+        assert [one.worker_id for one in reported(engine)] == [killed.worker_id], "nobody has deleted it"
         processes.append(worker_process.start(schema_url, queue))
-        wait_until(lambda: "drained" in states(engine), timeout=60)
+        wait_until(lambda: [one.pid for one in reported(engine) if one.state == "drained"] == [processes[1].pid])
         ran = business.rows(f"SELECT message_id FROM run WHERE pid <> {first.pid}")
         assert ran == [], "the second one has begun nothing"
         resume(engine, subscriber_id="billing")
@@ -389,6 +381,17 @@ def test_a_killed_worker_and_its_successor_keep_to_the_pause(
             process.kill()
             process.wait()
     assert business.applied() == once("abc")
+
+    monkeypatch.setattr(workers_status, "STALE_SECONDS", 0.5)
+    wait_until(lambda: [one.stale for one in reported(engine)] == [True, True])
+    with at_work(make(MemorySource(), engine)):
+        pass
+    assert killed.worker_id in [one.worker_id for one in reported(engine)], "it may be of use to somebody"
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE worker_report SET seen_at = now() - interval '25 hours'")
+    with at_work(make(MemorySource(), engine)):
+        pass
+    assert reported(engine) == ()
 
 
 def test_names_are_found_by_their_traces(engine: Engine) -> None:

@@ -1,7 +1,7 @@
-"""A sandbox of Lambda: a function in a process of its own, which tests may kill and freeze.
+"""A sandbox of Lambda: a function in a process of its own, which tests may kill and freeze; or in theirs.
 
-It is given events as lines of JSON, one at a time, and answers with a line each. Run it with its settings as JSON in
-the one argument. As in ``worker_process``, every run of the handler leaves a row in ``run``, committed at once.
+The process is given events as lines of JSON, one at a time, and answers with a line each. Run it with its settings as
+JSON in the one argument. As in ``worker_process``, every run of the handler leaves a row in ``run``, committed at once.
 """
 
 import json
@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import create_engine
@@ -23,7 +24,9 @@ from support.workers.worker_process import COUNT, NOTE
 from txbox import DeadLetters, Inbox, Message
 from txbox.leases import PostgresLedger
 from txbox_aws.lambda_ import sqs_handler
-from txbox_workers.processing import transaction_limits
+
+Function = Callable[..., Any]
+"""Takes an event and a context."""
 
 
 class Sandbox:
@@ -35,8 +38,8 @@ class Sandbox:
         Args:
             url: the database, whose search path holds the tables.
             settings: ``ledger`` has it use a ledger instead of an inbox; ``deadly_once`` ids kill it in their first
-                run; ``frozen_once`` ids stop it in theirs; ``pause`` is how long the handler takes, in seconds;
-                ``limits`` are the settings that its transactions are limited by; the rest goes to ``sqs_handler``.
+                run; ``frozen_once`` ids stop it in theirs; ``pause`` is how long the handler takes, in seconds; the
+                rest goes to ``sqs_handler``.
         """
         arguments = ("-m", "support.aws.lambda_process", json.dumps({"url": url, **settings}))
         self.process = start_python(*arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -71,13 +74,17 @@ class Sandbox:
         self.process.stdout.close()
 
 
-def main() -> None:
-    """Answer events until there are no more."""
-    settings = json.loads(sys.argv[1])
-    url, pause = settings.pop("url"), settings.pop("pause", 0.0)
-    deadly, frozen = set(settings.pop("deadly_once", ())), set(settings.pop("frozen_once", ()))
-    with_ledger = settings.pop("ledger", False)
-    transaction_limits.LIMITS[:] = settings.pop("limits", transaction_limits.LIMITS)
+@contextmanager
+def function_in(
+    url: str,
+    *,
+    ledger: bool = False,
+    deadly_once: tuple[str, ...] = (),
+    frozen_once: tuple[str, ...] = (),
+    pause: float = 0.0,
+    **settings: Any,
+) -> Iterator[Function]:
+    """Make the function in this process; the settings are those of ``Sandbox``."""
     notes = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1)
     engine = create_engine(url, pool_size=1)
 
@@ -85,9 +92,9 @@ def main() -> None:
         with notes.connect() as connection:
             connection.execute(NOTE, {"id": message.id, "pid": os.getpid()})
             first_run = connection.execute(COUNT, {"id": message.id}).scalar_one() == 1
-        if message.id in frozen and first_run:
+        if message.id in frozen_once and first_run:
             os.kill(os.getpid(), signal.SIGSTOP)
-        if message.id in deadly and first_run:
+        if message.id in deadly_once and first_run:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def handle(session: Session, message: Message) -> None:
@@ -100,21 +107,28 @@ def main() -> None:
         note(message)
         time.sleep(pause)
 
-    if with_ledger:
-        function = sqs_handler(
+    if ledger:
+        yield sqs_handler(
             ledger=PostgresLedger("billing", engine=engine), dead_letters=DeadLetters(engine), handler=mail, **settings
         )
     else:
-        function = sqs_handler(inbox=Inbox("billing", wait_seconds=0.2), engine=engine, handler=handle, **settings)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        context = None if asked["seconds"] is None else Context(asked["seconds"])
-        try:
-            said = {"answer": function(asked["event"], context)}
-        except Exception as error:  # noqa: BLE001 - Lambda would report any
-            said = {"error": f"{type(error).__name__}: {error}"}
-        sys.stdout.write(f"{json.dumps(said)}\n")
-        sys.stdout.flush()
+        yield sqs_handler(inbox=Inbox("billing", wait_seconds=0.2), engine=engine, handler=handle, **settings)
+    notes.dispose()
+    engine.dispose()
+
+
+def main() -> None:
+    """Answer events until there are no more."""
+    with function_in(**json.loads(sys.argv[1])) as function:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            context = None if asked["seconds"] is None else Context(asked["seconds"])
+            try:
+                said = {"answer": function(asked["event"], context)}
+            except Exception as error:  # noqa: BLE001 - Lambda would report any
+                said = {"error": f"{type(error).__name__}: {error}"}
+            sys.stdout.write(f"{json.dumps(said)}\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 Making the tables anew takes four times as long as removing what a test left in them. So a schema goes to another test
 if its structure is as it was made; any other change shows in the system catalogs, and such a schema is dropped.
+
+Half of the tests have the tables of ``Business`` beside ours: such schemas are kept by themselves, with those tables.
 """
 
 import itertools
@@ -13,6 +15,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable, DropSchema
 
+from support.workers import business
 from txbox.schema import CreateEarlier, tables
 
 SPARE = 4
@@ -98,16 +101,21 @@ class Schemas:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._numbers = itertools.count(1)
-        self._clean: deque[str] = deque()
+        self._clean: dict[bool, deque[str]] = {False: deque(), True: deque()}
         self._as_made: dict[str, str] = {}
+        self._with_business: set[str] = set()
 
-    def take(self) -> str:
-        """Return the name of a schema that has our tables, all of them empty."""
-        if len(self._clean) >= SPARE:
-            return self._clean.popleft()
+    def take(self, *, with_business: bool = False) -> str:
+        """Return the name of a schema that has our tables, and maybe those of ``Business``, all of them empty."""
+        if len(clean := self._clean[with_business]) >= SPARE:
+            return clean.popleft()
         name = f"test_{next(self._numbers)}_{uuid.uuid4().hex[:8]}"
+        made = [f"CREATE SCHEMA {name}", f"SET LOCAL search_path = {name}", table_statements()]
+        if with_business:
+            made.append(business.TABLES)
+            self._with_business.add(name)
         with self._engine.connect() as connection:  # several statements in one call are one transaction
-            connection.exec_driver_sql(f"CREATE SCHEMA {name}; SET LOCAL search_path = {name}; {table_statements()}")
+            connection.exec_driver_sql(";".join(made))
             self._as_made[name], _ = self._look(connection, name)
         return name
 
@@ -117,13 +125,15 @@ class Schemas:
             # What a test left open must not keep the next one waiting.
             connection.exec_driver_sql(END_USERS, {"schema": name})
             if self._cleaned(connection, name):
-                self._clean.append(name)
+                self._clean[name in self._with_business].append(name)
             else:
                 del self._as_made[name]
+                self._with_business.discard(name)
                 connection.execute(DropSchema(name, cascade=True, if_exists=True))
 
     def _cleaned(self, connection: Connection, name: str) -> bool:
-        values = {"schema": name, "ours": our_tables()}
+        kept = business.NAMES if name in self._with_business else []
+        values = {"schema": name, "ours": our_tables() + kept}
         if foreign := connection.exec_driver_sql(FOREIGN, values).scalar_one():
             connection.exec_driver_sql(f"DROP TABLE {foreign} CASCADE".replace("%", "%%"))
         digest, filled = self._look(connection, name)

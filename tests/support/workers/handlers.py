@@ -220,6 +220,21 @@ def with_bad(behaviour: Callable[[Session], None]) -> Callable[[Session, Message
     return handle
 
 
+def in_modes(behaviours: Sequence[Any], *everywhere: str) -> pytest.MarkDecorator:
+    """Parametrize by ``behaviour`` and ``mode``: all in batches, those of these names in the other modes, too.
+
+    All modes have their transactions from one place, which looks at what has become of them. So of behaviours that it
+    notices in the same way, and that differ in their spelling, one in the other modes is enough.
+    """
+    named = {one.id: one.values[0] for one in behaviours if not callable(one)}
+    named |= {one.__name__: one for one in behaviours if callable(one)}
+    pairs = [(name, "batch") for name in named]
+    pairs += [(name, mode) for name in everywhere for mode in ("message", "batch_handler")]
+    return pytest.mark.parametrize(
+        ("behaviour", "mode"), [pytest.param(named[name], mode, id=f"{name}-{mode}") for name, mode in pairs]
+    )
+
+
 def handler_options(handle: Callable[[Session, Message], None], mode: str) -> dict[str, Any]:
     """The options of a worker that runs a handler in this mode: batch, message or batch_handler."""
 

@@ -18,11 +18,22 @@ BOTH_KINDS = {
 }
 """Modules, below ``integration/txbox_workers``."""
 
+KINDS_AND_LEVELS = [
+    ("threads", "READ COMMITTED"),
+    ("threads", "REPEATABLE READ"),
+    ("threads", "SERIALIZABLE"),
+    ("asyncio", "SERIALIZABLE"),
+]
+"""Of a test that is run at all isolation levels: what the level decides is decided below both kinds of workers, and the
+strictest one shows that an ``AsyncWorker`` has it."""
+
 _STATEMENTS = "counts the statements, or has listeners, of the engine for functions"
 _DIRECT = "calls parts of the processor without a greenlet"
 _BLOCKS = "its handlers block their threads, to wait for each other or for the test"
 _INNER = "reaches into the worker"
 _CONNECTIONS = "makes more workers, each with a pool, than the server has connections for"
+_NO_WORKER = "has no worker"
+_SQS = "of an SqsWorker, in whose place none is put; an AsyncSqsWorker has tests of its own"
 _SIZES = "of a worker that receives in the thread that processes"
 
 THREADS_ONLY = {
@@ -47,5 +58,20 @@ THREADS_ONLY = {
     "test_of_several_threads_the_last_one_closes_what_they_share": _BLOCKS,
     "test_run_works_outside_the_main_thread_until_stop": "an AsyncWorker has its event loop where it is run",
     "test_a_handler_may_stop_its_own_worker": _BLOCKS,
+    "test_a_function_that_runs_once_refuses_what_it_cannot_judge": _NO_WORKER,
+    "test_a_turn_that_does_not_come_in_time_is_not_waited_for": _NO_WORKER,
+    "test_transactions_in_turn_come_one_after_the_other": _NO_WORKER,
+    "test_a_script_that_cannot_work_is_refused_at_once": _NO_WORKER,
+    "test_a_key_is_the_group_or_else_what_the_headers_name_and_fits_an_index": _NO_WORKER,
+    "test_who_parks_waits_for_the_transaction_that_processes_the_message": _NO_WORKER,
+    "test_who_parks_does_not_wait_for_ever": _NO_WORKER,
+    "test_two_copies_that_fail_for_the_last_time_are_parked_by_one_letter": _NO_WORKER,
+    "test_letters_that_are_redriven_at_the_same_time_do_not_wait_in_a_circle": _NO_WORKER,
+    "test_pauses_grow_while_sqs_is_away_and_begin_small_the_next_time": _SQS,
+    "test_a_lost_delete_leads_to_a_duplicate_at_worst": _SQS,
+    "test_a_lost_answer_to_a_receive_delays_and_loses_nothing": _SQS,
+    "test_sqs_is_away_while_a_handler_runs": _SQS,
+    "test_both_servers_stumble_over_and_over": _SQS,
+    "test_a_queue_can_be_worked_off_without_any_database_but_the_ledger_s": _SQS,
 }
 """Tests of those modules that cannot be, and why."""

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from support.workers.async_worker import Engines
 from support.workers.awaits import Awaits
@@ -15,6 +17,7 @@ from txbox import AsyncInbox, Message
 from txbox.instrumentation import DatabaseLost, Event
 from txbox.leases import PostgresLedger
 from txbox_workers.coroutines import AsyncWorker
+from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 
 IDS = ["a", "b", "c"]
@@ -32,38 +35,30 @@ def redelivered(source: MemorySource) -> MemorySource:
     return source
 
 
-class Cut:
-    """One run that is cancelled at an await, and a second one that works everything off."""
+def take_rest(source: MemorySource, number: int) -> list[Delivery]:
+    """Take from a source what it would deliver again, with receipts of their own."""
+    with source._condition:
+        assert not source._taken, "all is handed back"
+        rest = [*source._ready, *(one for _, _, one in source._delayed)]
+        source._ready.clear()
+        source._delayed.clear()
+        source._condition.notify_all()
+    return [replace(one, receipt=f"{number}-{one.receipt}") for one in rest]
 
-    def __init__(self, engine: AsyncEngine, source: MemorySource, **options: object) -> None:
-        self.engine = engine
-        self.source = source
-        self.options = {"inbox": AsyncInbox("billing", wait_seconds=0.2), "backoff": AT_ONCE, **options}
-        self.events: list[Event] = []
 
-    def make(self) -> AsyncWorker:
-        return AsyncWorker(
-            self.source, engine=self.engine, handler=apply, hooks=[self.events.append], concurrency=2, **self.options
-        )
-
-    async def cancelled_at(self, number: int, patch: pytest.MonkeyPatch) -> bool:
-        """Return whether the batch was cut: not, if it has fewer awaits."""
-        with patch.context() as patch:
-            worker = self.make()
-            awaits = Awaits(patch, number, lambda: running.cancel())
-            running = asyncio.create_task(worker.run())
-            empty = asyncio.create_task(asyncio.to_thread(self.source.wait_until_empty, 20))
-            await asyncio.wait([running, empty], return_when=asyncio.FIRST_COMPLETED)
-            was_cut = awaits.seen >= number
-            if not was_cut:
-                running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            assert not worker.running, "all of it has ended"
-        assert self.engine.pool.checkedout() == 0
-        async with self.make():
-            assert await empty, "it comes again, and is applied"
-        return was_cut
+async def cancelled_at(number: int, worker: AsyncWorker, source: MemorySource, patch: pytest.MonkeyPatch) -> bool:
+    """Cancel a run at an await of its batch; return whether it was: not, if it has fewer awaits."""
+    with patch.context() as patch:
+        awaits = Awaits(patch, number, lambda: running.cancel())
+        running = asyncio.create_task(worker.run())
+        empty = asyncio.create_task(asyncio.to_thread(source.wait_until_empty, 20))
+        await asyncio.wait([running, empty], return_when=asyncio.FIRST_COMPLETED)
+        if not (was_cut := awaits.seen >= number):
+            running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not worker.running, "all of it has ended"
+    return was_cut
 
 
 def connections(engine: Engine, url: URL) -> list[tuple[str, int]]:
@@ -87,31 +82,38 @@ def test_a_run_is_cancelled_at_each_await_of_a_batch(
     kind: str,
 ) -> None:
     caplog.set_level(logging.WARNING)
+    options: dict[str, Any] = {"inbox": AsyncInbox("billing", wait_seconds=0.2), "backoff": AT_ONCE, "concurrency": 2}
+    if kind == "ledger":
+        options["ledger"] = PostgresLedger("billing", engine=engine)
+    events: list[Event] = []
 
     async def cut_everywhere() -> int:
         async with async_engine() as used:
-            number = 0
-            was_cut = True
+
+            def make(source: MemorySource) -> AsyncWorker:
+                return AsyncWorker(source, engine=used, handler=apply, hooks=[events.append], **options)
+
+            left, number, was_cut = MemorySource(), 0, True
             while was_cut:
                 number += 1
-                ids = [f"{number}-{one}" for one in IDS]
-                source = MemorySource(messages(*ids), wait_seconds=0.01)
-                options = {}
+                source = MemorySource(messages(*(f"{number}-{one}" for one in IDS)), wait_seconds=0.01)
                 if kind == "suspects":
                     redelivered(source)
-                elif kind == "ledger":
-                    options["ledger"] = PostgresLedger("billing", engine=engine)
-                cut = Cut(used, source, **options)
-                was_cut = await cut.cancelled_at(number, monkeypatch)
-                applied = {one: count for one, count in business.applied().items() if one.startswith(f"{number}-")}
-                assert applied == once([*ids, *(f"{one} too" for one in ids)]), f"cancelled at await {number}"
-                assert not [one for one in cut.events if isinstance(one, DatabaseLost)], "it is no outage"
+                was_cut = await cancelled_at(number, make(source), source, monkeypatch)
+                assert used.pool.checkedout() == 0
                 assert [state for state, _ in connections(engine, named_url)] in ([], ["idle"]), (
-                    "no transaction is left"
+                    f"no transaction is left of one that was cancelled at await {number}"
                 )
+                left._ready.extend(take_rest(source, number))
+            async with make(left):
+                assert await asyncio.to_thread(left.wait_until_empty, 60), "it comes again, and is applied"
             return number
 
-    assert asyncio.run(cut_everywhere()) > 10, "a batch has so many awaits"
+    cuts = asyncio.run(cut_everywhere())
+    assert cuts > 10, "a batch has so many awaits"
+    ids = [f"{number}-{one}" for number in range(1, cuts + 1) for one in IDS]
+    assert business.applied() == once([*ids, *(f"{one} too" for one in ids)]), "by the awaits of their cancellation"
+    assert not [one for one in events if isinstance(one, DatabaseLost)], "it is no outage"
     assert business.letters() == {}
     assert business.failing() == {}, "a cancelled attempt does not count"
     assert not [one for one in caplog.records if one.levelno > logging.WARNING or "billing failed" in one.getMessage()]

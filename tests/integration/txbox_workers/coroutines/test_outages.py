@@ -20,7 +20,7 @@ from txbox_workers.memory_source import MemorySource
 
 
 @pytest.mark.parametrize("delivered_before", [False, True])
-def test_one_of_sixty_four_batches_waits_and_says_so(
+def test_one_of_sixteen_batches_waits_and_says_so(
     engine: Engine, business: Business, proxy: TcpProxy, schema_url: str, delivered_before: bool
 ) -> None:
     """The same for deliveries whose attempts were counted in advance, and are taken back when that is possible."""
@@ -34,16 +34,16 @@ def test_one_of_sixty_four_batches_waits_and_says_so(
             begun.append(message.id)
             await cut.wait()
 
-        source, kept = MemorySource(numbered(200)), Kept()
+        source, kept = MemorySource(numbered(50)), Kept()
         if delivered_before:
             for one in list(source._ready):
                 object.__setattr__(one, "receive_count", 5)
         url = make_url(schema_url).set(host="127.0.0.1", port=proxy.port)
-        used = create_async_engine(url, pool_size=66)
-        worker = make(source, used, handle, concurrency=64, batch_size=1, max_attempts=6, hooks=[kept])
+        used = create_async_engine(url, pool_size=18)
+        worker = make(source, used, handle, concurrency=16, batch_size=1, max_attempts=6, hooks=[kept])
         activity = worker._worker._activity
         async with worker:
-            await asyncio.to_thread(wait_until, lambda: len(begun) == 64)
+            await asyncio.to_thread(wait_until, lambda: len(begun) == 16)
             proxy.refuse()
             proxy.cut()
             cut.set()
@@ -62,7 +62,7 @@ def test_one_of_sixty_four_batches_waits_and_says_so(
         return kept
 
     kept = asyncio.run(run())
-    assert business.applied() == once(one.id for one in numbered(200))
+    assert business.applied() == once(one.id for one in numbered(50))
     assert business.failing() == {}
     assert business.letters() == {}
     assert len(kept.of(DatabaseRestored)) <= 3, "of the batch that waits, of a report, and of a late one"

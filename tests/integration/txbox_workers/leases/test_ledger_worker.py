@@ -86,10 +86,14 @@ def test_a_slow_handler_keeps_its_lease(ledger: PostgresLedger) -> None:
 
 def test_a_renewal_that_fails_is_told(engine: Engine, ledger: PostgresLedger) -> None:
     heard: list[Event] = []
+    other = PostgresLedger("mailing", engine=engine)
+
+    def taken_over(message: Message) -> bool:
+        expire(engine, message.id)
+        return other.acquire(message.id).state is LeaseState.ACQUIRED  # or it was renewed in between
 
     def handle(message: Message) -> None:
-        expire(engine, message.id)
-        acquired(PostgresLedger("mailing", engine=engine), message.id)
+        wait_until(lambda: taken_over(message), "another one has its lease")
         wait_until(lambda: [e for e in heard if isinstance(e, HeartbeatFailed)], "the renewal has failed")
 
     worker = make(MemorySource(), ledger, handle, None, lease_seconds=0.5, hooks=[heard.append])

@@ -101,12 +101,7 @@ def test_a_transaction_that_is_rolled_back_again_and_again_fails_its_message_aft
     assert business.failing() == {"a": 1}
 
 
-@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-def test_two_workers_over_the_same_messages_and_rows_come_to_exact_totals(
-    schema_url: str, business: Business, level: str
-) -> None:
-    engine = create_engine(schema_url, isolation_level=level, pool_size=10)
-
+def test_two_workers_over_the_same_messages_and_rows_come_to_exact_totals(leveled: Engine, business: Business) -> None:
     def handle(session: Session, message: Message) -> None:
         account = session.execute(text("SELECT balance FROM account WHERE account_id = 1 FOR UPDATE"))
         session.execute(
@@ -116,10 +111,9 @@ def test_two_workers_over_the_same_messages_and_rows_come_to_exact_totals(
 
     same = numbered(60)
     sources = [MemorySource(same, batch_size=4), MemorySource(same[::-1], batch_size=3)]
-    workers = [make(source, engine, handle, threads=2) for source in sources]
+    workers = [make(source, leveled, handle, threads=2) for source in sources]
     with at_work(*workers):
         assert all(source.wait_until_empty(40) for source in sources)
-    engine.dispose()
     assert business.balance() == 60
     assert business.applied() == once(message.id for message in same)
     assert business.letters() == {}
@@ -159,12 +153,10 @@ def test_a_deadlock_between_two_handlers_is_retried(
     )
 
 
-@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 def test_workers_that_meet_in_every_batch_take_turns_and_come_to_exact_totals(
-    schema_url: str, business: Business, level: str
+    leveled: Engine, business: Business
 ) -> None:
     """Each message updates both accounts, every second one in the other order."""
-    engine = create_engine(schema_url, isolation_level=level, pool_size=8)
     kept = Kept()
 
     def handle(session: Session, message: Message) -> None:
@@ -173,10 +165,9 @@ def test_workers_that_meet_in_every_batch_take_turns_and_come_to_exact_totals(
         apply(session, message)
 
     source = MemorySource(numbered(200))
-    workers = [make(source, engine, handle, threads=2, hooks=[kept], max_attempts=None) for _ in range(2)]
+    workers = [make(source, leveled, handle, threads=2, hooks=[kept], max_attempts=None) for _ in range(2)]
     with at_work(*workers):
         assert source.wait_until_empty(60)
-    engine.dispose()
     assert business.applied() == once(message.id for message in numbered(200))
     assert (business.balance(1), business.balance(2)) == (200, 200)
     assert len(kept.of(Contended)) <= 2 * len(workers), "once a minute each"

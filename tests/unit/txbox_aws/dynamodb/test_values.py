@@ -11,7 +11,9 @@ from txbox_aws.dynamodb.values import plain, typed
 
 NUMBERS = st.integers(-(10**37), 10**37) | st.decimals(-1000, 1000, places=3)
 SCALARS = st.none() | st.booleans() | NUMBERS | st.text() | st.binary()
-VALUES = st.recursive(SCALARS, lambda parts: st.lists(parts) | st.dictionaries(st.text(min_size=1), parts))
+VALUES = st.recursive(
+    SCALARS, lambda parts: st.lists(parts) | st.dictionaries(st.text(min_size=1), parts), max_leaves=20
+)
 SETS = st.sets(NUMBERS, min_size=1) | st.sets(st.text(), min_size=1) | st.sets(st.binary(), min_size=1)
 
 
