@@ -13,7 +13,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
@@ -119,9 +119,8 @@ def schemas(admin_engine: Engine) -> Schemas:
     return Schemas(admin_engine)
 
 
-@pytest.fixture
-def schema_url(database_url: str, schemas: Schemas) -> Iterator[str]:
-    """The URL of a database whose search path is a schema of one test's own, with txbox's tables in it."""
+@contextmanager
+def _schema_of_its_own(database_url: str, schemas: Schemas) -> Iterator[str]:
     name = schemas.take()
     yield (
         make_url(database_url)
@@ -129,6 +128,20 @@ def schema_url(database_url: str, schemas: Schemas) -> Iterator[str]:
         .render_as_string(hide_password=False)
     )
     schemas.give_back(name)
+
+
+@pytest.fixture
+def schema_url(database_url: str, schemas: Schemas) -> Iterator[str]:
+    """The URL of a database whose search path is a schema of one test's own, with txbox's tables in it."""
+    with _schema_of_its_own(database_url, schemas) as url:
+        yield url
+
+
+@pytest.fixture
+def other_schema_url(database_url: str, schemas: Schemas) -> Iterator[str]:
+    """As ``schema_url``: for a second place of txbox's tables."""
+    with _schema_of_its_own(database_url, schemas) as url:
+        yield url
 
 
 def dispose(engine: Engine) -> None:

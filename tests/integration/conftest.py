@@ -31,6 +31,14 @@ def fresh_engine(fresh_database: str) -> Iterator[Engine]:
     engine.dispose()
 
 
+@pytest.fixture
+def other_engine(other_schema_url: str) -> Iterator[Engine]:
+    """An engine on other tables than those of ``engine``: what is meant for one of them is not in the other."""
+    engine = create_engine(other_schema_url)
+    yield engine
+    engine.dispose()
+
+
 @pytest.fixture(scope="session")
 def dynamodb(aws: LocalAws) -> Iterator[Any]:
     """A client of the local DynamoDB."""

@@ -1,9 +1,23 @@
 """Empty databases: the tables are what is tested here."""
 
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import Column, Connection, Engine, Index, Integer, MetaData, NullPool, Table, Text, create_engine, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Index,
+    Integer,
+    MetaData,
+    NullPool,
+    Table,
+    Text,
+    create_engine,
+    make_url,
+    text,
+)
 
 
 @pytest.fixture
@@ -12,6 +26,19 @@ def engine(fresh_database: str) -> Iterator[Engine]:
     engine = create_engine(fresh_database, poolclass=NullPool)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def shared_connection(database_url: str, admin_engine: Engine) -> Iterator[Connection]:
+    """A connection to a database that a module's tests share."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with admin_engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    engine = create_engine(make_url(database_url).set(database=name), poolclass=NullPool)
+    with engine.connect() as connection:
+        yield connection
+    with admin_engine.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

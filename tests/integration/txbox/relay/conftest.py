@@ -16,6 +16,18 @@ StartBoth = Callable[..., Relay]
 
 
 @pytest.fixture(autouse=True)
+def _fewer_polls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll now and then: 300 in a second keep a core busy."""
+    if "all_polls" not in request.fixturenames:
+        monkeypatch.setattr(poller, "POLL_SECONDS", 0.015)
+
+
+@pytest.fixture
+def all_polls() -> None:
+    """As many polls as a relay makes: for what depends on when it looks."""
+
+
+@pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short pauses between tries, while a publisher or the database cannot be reached."""
     for module in (scheduler, poller, async_sender, settler):
