@@ -274,14 +274,14 @@ def test_overlapping_batches_in_opposite_orders_wait_and_do_not_deadlock(
 
 # --- many at once ----------------------------------------------------------------------------------------------------
 
-THREADS, AGGREGATES, EVENTS = 12, 5, 30
+THREADS, AGGREGATES, EVENTS = 12, 2, 30
 
 
 def shuffled(thread: int) -> list[tuple[str, str, int]]:
     """Every event of every aggregate, some twice, in an order of this thread's own."""
     dice = random.Random(thread)
     every = [("account", str(name), at) for name in range(AGGREGATES) for at in range(1, EVENTS + 1)]
-    mixed = every + dice.sample(every, 20)
+    mixed = every + dice.sample(every, 10)
     dice.shuffle(mixed)
     return mixed
 
