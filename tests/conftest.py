@@ -22,6 +22,7 @@ import hypothesis
 import pytest
 from sqlalchemy import Engine, QueuePool, create_engine, make_url
 
+from support.postgres.engines import NO_HSTORE
 from support.postgres.schemas import Schemas
 from support.postgres.tcp_proxy import TcpProxy
 from support.waiting import wait_until
@@ -158,7 +159,7 @@ def dispose(engine: Engine) -> None:
 @pytest.fixture
 def engine(schema_url: str) -> Iterator[Engine]:
     """An engine on the test's own schema."""
-    engine = create_engine(schema_url, pool_size=20)
+    engine = create_engine(schema_url, pool_size=20, **NO_HSTORE)
     yield engine
     dispose(engine)
 
@@ -174,7 +175,7 @@ def proxy(schema_url: str) -> Iterator[TcpProxy]:
 @pytest.fixture
 def proxied(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
     """An engine whose connections pass through the proxy."""
-    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=10)
+    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=10, **NO_HSTORE)
     yield engine
     dispose(engine)
 

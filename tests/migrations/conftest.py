@@ -19,11 +19,13 @@ from sqlalchemy import (
     text,
 )
 
+from support.postgres.engines import NO_HSTORE
+
 
 @pytest.fixture
 def engine(fresh_database: str) -> Iterator[Engine]:
     """An engine on the test's empty database."""
-    engine = create_engine(fresh_database, poolclass=NullPool)
+    engine = create_engine(fresh_database, poolclass=NullPool, **NO_HSTORE)
     yield engine
     engine.dispose()
 
@@ -44,7 +46,7 @@ def shared_connection(database_url: str, admin_engine: Engine) -> Iterator[Conne
 @pytest.fixture
 def connection(database_url: str) -> Iterator[Connection]:
     """A connection in a transaction that is rolled back; its search path is an empty schema. Cheap."""
-    engine = create_engine(database_url, poolclass=NullPool)
+    engine = create_engine(database_url, poolclass=NullPool, **NO_HSTORE)
     with engine.connect() as connection:
         connection.execute(text("CREATE SCHEMA home_of_one_test"))
         connection.execute(text("SET LOCAL search_path TO home_of_one_test"))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine
 
+from support.postgres.engines import NO_HSTORE
 from support.txbox.publishers import AsyncRecorder, RecordingPublisher
 from txbox.backoff import Backoff
 from txbox.relay import Relay, poller, scheduler
@@ -47,7 +48,7 @@ def freed() -> Iterator[threading.Event]:
 def start_both(engine: Engine, freed: threading.Event) -> Iterator[StartBoth]:
     """Start a relay with an async publisher for ``far:``, another for ``own:``, and an engine of the default pool."""
     relays: list[Relay] = []
-    pooled = create_engine(engine.url)
+    pooled = create_engine(engine.url, **NO_HSTORE)
 
     def start(
         far: AsyncRecorder,
