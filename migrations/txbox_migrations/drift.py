@@ -13,6 +13,7 @@ from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from txbox.postgres.engines import refuse_other_encodings
 from txbox.postgres.transactions import refuse_autocommit
@@ -183,7 +184,10 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
     try:
         # Before the temporary tables are there: on the search path those come first.
         live = _find_tables(connection, _FIND_TABLES, {"names": names, "schema": schema})
-        tables("pg_temp", prefix).metadata.create_all(connection, checkfirst=False)
+        for table in tables("pg_temp", prefix).metadata.sorted_tables:  # without their comments, which are not compared
+            connection.execute(CreateTable(table))
+            for index in table.indexes:
+                connection.execute(CreateIndex(index))
         model = _find_tables(connection, _FIND_TEMPORARY_TABLES, {"names": names})
         described = _describe(connection, [*model.values(), *live.values()])
         differences: list[Difference] = []
