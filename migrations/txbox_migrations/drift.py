@@ -68,7 +68,7 @@ Properties = dict[str, str]
 NONE: Final = "none"
 """The value of a property that a part does not have."""
 
-_OIDS: Final = sa.bindparam("oids", expanding=True)
+_OIDS: Final[sa.BindParameter[int]] = sa.bindparam("oids", expanding=True)
 
 _FIND_TABLES: Final = sa.text("""
     SELECT t.relname, t.oid
