@@ -217,9 +217,9 @@ def test_audits_beside_a_relay_and_a_worker_find_nothing_until_something_is_lost
     def produce() -> None:
         batches = 0
         while not stop.wait(0.05) or not lost:
-            batches += 1
             # More of them make the audits longer, and find nothing more; there are some for each audit.
-            if batches <= 12 * (len(reports) + 1) or stop.is_set():
+            if batches < 12 * (len(reports) + 1) or stop.is_set():
+                batches += 1
                 publish(engine, *numbered(10, to=HERE))
 
     kept = SentMessages(engine)
