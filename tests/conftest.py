@@ -13,7 +13,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +22,7 @@ import hypothesis
 import pytest
 from sqlalchemy import Engine, QueuePool, create_engine, make_url
 
+from support.postgres.engines import NO_HSTORE
 from support.postgres.schemas import Schemas
 from support.postgres.tcp_proxy import TcpProxy
 from support.waiting import wait_until
@@ -37,7 +38,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("txbox", deadline=None)
 hypothesis.settings.load_profile("txbox")
 
-pytest_plugins = ["support.memory_disk", "support.side_by_side", "support.spark.spark_session"]
+pytest_plugins = ["support.garbage", "support.memory_disk", "support.side_by_side", "support.spark.spark_session"]
 
 _servers_used: set[str] = set()
 
@@ -119,16 +120,29 @@ def schemas(admin_engine: Engine) -> Schemas:
     return Schemas(admin_engine)
 
 
-@pytest.fixture
-def schema_url(request: pytest.FixtureRequest, database_url: str, schemas: Schemas) -> Iterator[str]:
-    """The URL of a database whose search path is a schema of one test's own, with txbox's tables in it."""
-    name = schemas.take(with_business="business" in request.fixturenames)
+@contextmanager
+def _schema_of_its_own(database_url: str, schemas: Schemas, *, with_business: bool = False) -> Iterator[str]:
+    name = schemas.take(with_business=with_business)
     yield (
         make_url(database_url)
         .update_query_dict({"options": f"-csearch_path={name}"})
         .render_as_string(hide_password=False)
     )
     schemas.give_back(name)
+
+
+@pytest.fixture
+def schema_url(request: pytest.FixtureRequest, database_url: str, schemas: Schemas) -> Iterator[str]:
+    """The URL of a database whose search path is a schema of one test's own, with txbox's tables in it."""
+    with _schema_of_its_own(database_url, schemas, with_business="business" in request.fixturenames) as url:
+        yield url
+
+
+@pytest.fixture
+def other_schema_url(database_url: str, schemas: Schemas) -> Iterator[str]:
+    """As ``schema_url``: for a second place of txbox's tables."""
+    with _schema_of_its_own(database_url, schemas) as url:
+        yield url
 
 
 def dispose(engine: Engine) -> None:
@@ -145,7 +159,7 @@ def dispose(engine: Engine) -> None:
 @pytest.fixture
 def engine(schema_url: str) -> Iterator[Engine]:
     """An engine on the test's own schema."""
-    engine = create_engine(schema_url, pool_size=20)
+    engine = create_engine(schema_url, pool_size=20, **NO_HSTORE)
     yield engine
     dispose(engine)
 
@@ -161,7 +175,7 @@ def proxy(schema_url: str) -> Iterator[TcpProxy]:
 @pytest.fixture
 def proxied(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
     """An engine whose connections pass through the proxy."""
-    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=10)
+    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=10, **NO_HSTORE)
     yield engine
     dispose(engine)
 

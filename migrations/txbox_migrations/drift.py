@@ -6,13 +6,14 @@ has to be parsed. Needs the right to create temporary tables, and a server that 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from txbox.postgres.engines import refuse_other_encodings
 from txbox.postgres.transactions import refuse_autocommit
@@ -67,6 +68,8 @@ Properties = dict[str, str]
 NONE: Final = "none"
 """The value of a property that a part does not have."""
 
+_OIDS: Final[sa.BindParameter[int]] = sa.bindparam("oids", expanding=True)
+
 _FIND_TABLES: Final = sa.text("""
     SELECT t.relname, t.oid
     FROM pg_catalog.pg_class AS t
@@ -82,12 +85,13 @@ _FIND_TEMPORARY_TABLES: Final = sa.text("""
     WHERE t.relname IN :names AND t.relnamespace = pg_catalog.pg_my_temp_schema()
 """).bindparams(sa.bindparam("names", expanding=True))
 
-_DESCRIBE_TABLE: Final = sa.text("""
-    SELECT t.relpersistence = 'u' AS unlogged FROM pg_catalog.pg_class AS t WHERE t.oid = :oid
-""")
+_DESCRIBE_TABLES: Final = sa.text("""
+    SELECT t.oid AS table_oid, t.relpersistence = 'u' AS unlogged FROM pg_catalog.pg_class AS t WHERE t.oid IN :oids
+""").bindparams(_OIDS)
 
 _DESCRIBE_COLUMNS: Final = sa.text("""
-    SELECT a.attname AS name,
+    SELECT a.attrelid AS table_oid,
+           a.attname AS name,
            pg_catalog.format_type(a.atttypid, a.atttypmod) AS type,
            a.attnotnull AS not_null,
            c.collname AS collation,
@@ -97,29 +101,29 @@ _DESCRIBE_COLUMNS: Final = sa.text("""
     FROM pg_catalog.pg_attribute AS a
     LEFT JOIN pg_catalog.pg_collation AS c ON c.oid = a.attcollation
     LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-    WHERE a.attrelid = :oid AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE a.attrelid IN :oids AND a.attnum > 0 AND NOT a.attisdropped
     ORDER BY a.attnum
-""")
+""").bindparams(_OIDS)
 
 # NOT NULL constraints (contype 'n', since Postgres 18) are compared as a property of their columns.
 _DESCRIBE_CONSTRAINTS: Final = sa.text("""
-    SELECT k.conname AS name, pg_catalog.pg_get_constraintdef(k.oid) AS definition
+    SELECT k.conrelid AS table_oid, k.conname AS name, pg_catalog.pg_get_constraintdef(k.oid) AS definition
     FROM pg_catalog.pg_constraint AS k
-    WHERE k.conrelid = :oid AND k.contype IN ('p', 'u', 'c', 'x', 'f')
+    WHERE k.conrelid IN :oids AND k.contype IN ('p', 'u', 'c', 'x', 'f')
     ORDER BY k.conname
-""")
+""").bindparams(_OIDS)
 
 # The index behind a constraint is compared as that constraint.
 _DESCRIBE_INDEXES: Final = sa.text("""
-    SELECT x.relname AS name, pg_catalog.pg_get_indexdef(x.oid) AS definition,
+    SELECT i.indrelid AS table_oid, x.relname AS name, pg_catalog.pg_get_indexdef(x.oid) AS definition,
            i.indisunique AS is_unique, i.indisvalid AS valid
     FROM pg_catalog.pg_index AS i
     JOIN pg_catalog.pg_class AS x ON x.oid = i.indexrelid
-    WHERE i.indrelid = :oid
+    WHERE i.indrelid IN :oids
       AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS k
                       WHERE k.conindid = i.indexrelid AND k.conrelid = i.indrelid)
     ORDER BY x.relname
-""")
+""").bindparams(_OIDS)
 
 _FIND_GENERATIONS: Final = sa.text("""
     SELECT t.relname, t.oid, pg_catalog.pg_get_expr(t.relpartbound, t.oid) AS bound
@@ -180,40 +184,48 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
     try:
         # Before the temporary tables are there: on the search path those come first.
         live = _find_tables(connection, _FIND_TABLES, {"names": names, "schema": schema})
-        tables("pg_temp", prefix).metadata.create_all(connection, checkfirst=False)
+        for table in tables("pg_temp", prefix).metadata.sorted_tables:  # without their comments, which are not compared
+            connection.execute(CreateTable(table))
+            for index in table.indexes:
+                connection.execute(CreateIndex(index))
         model = _find_tables(connection, _FIND_TEMPORARY_TABLES, {"names": names})
+        described = _describe(connection, [*model.values(), *live.values()])
         differences: list[Difference] = []
-        inbox = f"{prefix}processed_message"
-        if inbox in live:
-            differences += _compare_inbox(connection, inbox, prefix, model[inbox], live[inbox])
         for name in names:
-            if name == inbox and inbox in live:
-                continue
-            if name in live:
-                differences += _compare(name, _describe(connection, model[name]), _describe(connection, live[name]))
-            else:
+            if name not in live:
                 differences.append(Difference(name, "the table", "a table", None))
+            elif name == f"{prefix}processed_message":
+                expected, found = described[model[name]], described[live[name]]
+                differences += _compare_inbox(connection, name, prefix, live[name], expected, found)
+            else:
+                differences += _compare(name, described[model[name]], described[live[name]])
         return differences
     finally:
         transaction.rollback()
 
 
-def _compare_inbox(connection: Connection, name: str, prefix: str, model: int, live: int) -> Iterator[Difference]:
+def _compare_inbox(
+    connection: Connection,
+    name: str,
+    prefix: str,
+    live: int,
+    expected: dict[Part, Properties],
+    found: dict[Part, Properties],
+) -> Iterator[Difference]:
     """Compare the inbox in either form: one table, or a rotating one with its generations; and the view of ids."""
-    expected = _describe(connection, model)
     condition = "false"
     if not connection.execute(_IS_PARTITIONED, {"oid": live}).scalar_one():
-        yield from _compare(name, expected, _describe(connection, live))
+        yield from _compare(name, expected, found)
     else:
         key = expected.pop(("constraint", f"{name}_pkey"))
-        found = _describe(connection, live)
         current = found.get(("column", "generation"), {}).get("default", NONE)
         column = {"type": "integer", "nullability": "NOT NULL", "collation": NONE, "identity": NONE, "generated": NONE}
         yield from _compare(name, {**expected, ("column", "generation"): {**column, "default": current}}, found)
         generations = connection.execute(_FIND_GENERATIONS, {"oid": live}).all()
+        described = _describe(connection, [part.oid for part in generations])
         for part in generations:
             of_part = {**expected, ("column", "generation"): column, ("constraint", f"{part.relname}_pkey"): key}
-            yield from _compare(part.relname, of_part, _describe(connection, part.oid))
+            yield from _compare(part.relname, of_part, described[part.oid])
             number = part.relname.removeprefix(f"{name}_g")
             if not is_generation(part.relname, prefix) or part.bound != f"FOR VALUES IN ({number})":
                 yield Difference(name, f"generation {part.relname}", "FOR VALUES IN its number", part.bound)
@@ -231,13 +243,14 @@ def _find_tables(connection: Connection, statement: sa.TextClause, parameters: M
     return {row.relname: row.oid for row in connection.execute(statement, parameters)}
 
 
-def _describe(connection: Connection, oid: int) -> dict[Part, Properties]:
-    """Have Postgres describe every part of one table."""
-    parameters = {"oid": oid}
-    unlogged = connection.execute(_DESCRIBE_TABLE, parameters).scalar_one()
-    parts: dict[Part, Properties] = {("table", ""): {"durability": "unlogged" if unlogged else "logged"}}
+def _describe(connection: Connection, oids: Sequence[int]) -> dict[int, dict[Part, Properties]]:
+    """Have Postgres describe every part of some tables."""
+    parameters = {"oids": oids}
+    described: dict[int, dict[Part, Properties]] = {}
+    for row in connection.execute(_DESCRIBE_TABLES, parameters):
+        described[row.table_oid] = {("table", ""): {"durability": "unlogged" if row.unlogged else "logged"}}
     for row in connection.execute(_DESCRIBE_COLUMNS, parameters):
-        parts["column", row.name] = {
+        described[row.table_oid]["column", row.name] = {
             "type": row.type,
             "nullability": "NOT NULL" if row.not_null else "NULL",
             "collation": row.collation or NONE,
@@ -246,14 +259,14 @@ def _describe(connection: Connection, oid: int) -> dict[Part, Properties]:
             "generated": {"s": "STORED", "v": "VIRTUAL"}.get(_text(row.generated), NONE),
         }
     for row in connection.execute(_DESCRIBE_CONSTRAINTS, parameters):
-        parts["constraint", row.name] = {"definition": row.definition}
+        described[row.table_oid]["constraint", row.name] = {"definition": row.definition}
     for row in connection.execute(_DESCRIBE_INDEXES, parameters):
-        parts["index", row.name] = {
+        described[row.table_oid]["index", row.name] = {
             "uniqueness": "UNIQUE" if row.is_unique else "not unique",
             "definition": _INDEX_HEAD.sub("", row.definition, count=1),
             "state": "valid" if row.valid else "INVALID",
         }
-    return parts
+    return described
 
 
 def _compare(table: str, expected: Mapping[Part, Properties], found: Mapping[Part, Properties]) -> Iterator[Difference]:

@@ -8,6 +8,7 @@ import boto3
 import pytest
 from sqlalchemy import Engine, create_engine
 
+from support.postgres.engines import NO_HSTORE
 from support.workers.business import Business
 from support.workers.memory_worker import AT_ONCE
 from txbox.backoff import Backoff
@@ -26,7 +27,15 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def fresh_engine(fresh_database: str) -> Iterator[Engine]:
     """An engine on an empty database, made for one test."""
-    engine = create_engine(fresh_database)
+    engine = create_engine(fresh_database, **NO_HSTORE)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def other_engine(other_schema_url: str) -> Iterator[Engine]:
+    """An engine on other tables than those of ``engine``: what is meant for one of them is not in the other."""
+    engine = create_engine(other_schema_url, **NO_HSTORE)
     yield engine
     engine.dispose()
 

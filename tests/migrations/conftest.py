@@ -1,23 +1,52 @@
 """Empty databases: the tables are what is tested here."""
 
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import Column, Connection, Engine, Index, Integer, MetaData, NullPool, Table, Text, create_engine, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Index,
+    Integer,
+    MetaData,
+    NullPool,
+    Table,
+    Text,
+    create_engine,
+    make_url,
+    text,
+)
+
+from support.postgres.engines import NO_HSTORE
 
 
 @pytest.fixture
 def engine(fresh_database: str) -> Iterator[Engine]:
     """An engine on the test's empty database."""
-    engine = create_engine(fresh_database, poolclass=NullPool)
+    engine = create_engine(fresh_database, poolclass=NullPool, **NO_HSTORE)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def shared_connection(database_url: str, admin_engine: Engine) -> Iterator[Connection]:
+    """A connection to a database that a module's tests share."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with admin_engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    engine = create_engine(make_url(database_url).set(database=name), poolclass=NullPool)
+    with engine.connect() as connection:
+        yield connection
+    with admin_engine.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
 def connection(database_url: str) -> Iterator[Connection]:
     """A connection in a transaction that is rolled back; its search path is an empty schema. Cheap."""
-    engine = create_engine(database_url, poolclass=NullPool)
+    engine = create_engine(database_url, poolclass=NullPool, **NO_HSTORE)
     with engine.connect() as connection:
         connection.execute(text("CREATE SCHEMA home_of_one_test"))
         connection.execute(text("SET LOCAL search_path TO home_of_one_test"))

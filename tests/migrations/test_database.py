@@ -26,7 +26,7 @@ from txbox_migrations import (
     upgrade_database,
 )
 
-PLACES = [(None, ""), ("billing", ""), ("Odd schema-%", "Odd%_")]
+PLACES = [(None, ""), ("Odd schema-%", "Odd%_")]
 LOCK = 0x7478626F78
 
 

@@ -109,7 +109,7 @@ class Host:
         return text.split("def upgrade()")[1].split("def downgrade()")[0]
 
 
-@pytest.fixture(params=[(None, ""), ("billing", ""), ("public", "txbox_"), ("Odd schema-%", "Odd%_")], ids=str)
+@pytest.fixture(params=[(None, ""), ("public", "txbox_"), ("Odd schema-%", "Odd%_")], ids=str)
 def host(request: pytest.FixtureRequest, tmp_path: Path, engine: sa.Engine) -> Host:
     schema, prefix = request.param
     return Host(tmp_path / "host", engine, schema, prefix)

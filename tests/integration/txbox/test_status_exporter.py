@@ -118,13 +118,13 @@ def test_several_statements_have_one_limit(engine: Engine) -> None:
 
 
 def test_a_server_that_gives_no_answer_costs_no_more_than_the_limit(proxied: Engine, proxy: TcpProxy) -> None:
-    collector = DatabaseCollector(proxied, interval_seconds=1e-9, limit_seconds=2.0)
+    collector = DatabaseCollector(proxied, interval_seconds=1e-9, limit_seconds=1.0)
     assert scrape(collector)[key("exporter_up")] == 1
     proxy.swallow_replies()
     began = time.monotonic()
     assert scrape(collector)[key("exporter_up")] == 0
     assert not collector.database_answers()
-    assert time.monotonic() - began < 2 + CHECK_SECONDS + 2
+    assert time.monotonic() - began < 1 + CHECK_SECONDS + 2
     proxy.accept()
     proxy.cut()
     wait_until(lambda: scrape(collector)[key("exporter_up")] == 1, timeout=20)

@@ -12,11 +12,11 @@ from collections import deque
 from functools import cache
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateIndex, CreateTable, DropSchema
+from sqlalchemy.schema import DropSchema
 
+from support.postgres.tables import table_statements
 from support.workers import business
-from txbox.schema import CreateEarlier, tables
+from txbox.schema import tables
 
 SPARE = 4
 """How many clean schemas wait in turn: a thread that outlives its test soon ends, and meets no other test."""
@@ -72,18 +72,6 @@ END_USERS = """
 SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_class ON pg_class.oid = relation
 WHERE relnamespace = %(schema)s::regnamespace AND pid <> pg_backend_pid()
 """
-
-
-@cache
-def table_statements() -> str:
-    """Everything that makes our tables, for one round trip."""
-    dialect = postgresql.dialect()
-    statements: list[str] = []
-    for table in tables().metadata.sorted_tables:
-        statements.append(str(CreateTable(table).compile(dialect=dialect)))
-        statements += [str(CreateIndex(index).compile(dialect=dialect)) for index in table.indexes]
-    earlier = CreateEarlier(tables().processed_earlier, tables().processed_message)
-    return ";".join([*statements, str(earlier.compile(dialect=dialect))])
 
 
 @cache

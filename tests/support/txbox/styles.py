@@ -8,14 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import psycopg
-from sqlalchemy import NullPool, create_engine, make_url, text
+from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from support.postgres.engines import NO_HSTORE
 from txbox import AsyncInbox, AsyncOutbox, Inbox, Outbox
 from txbox.coroutines import AsyncWatermarks, async_update_if_newer, async_update_once
 from txbox.entities import update_if_newer, update_once
@@ -84,9 +85,16 @@ class SyncSqlalchemy(Style):
     is_async = False
     session = False
 
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.engine = cache(self.make_engine)
+
+    def make_engine(self, isolation: str) -> Engine:
+        return create_engine(self.url, isolation_level=isolation, poolclass=NullPool, **NO_HSTORE)
+
     @asynccontextmanager
     async def open(self, isolation: str = "READ COMMITTED") -> AsyncIterator[Any]:
-        engine = create_engine(self.url, isolation_level=isolation, poolclass=NullPool)
+        engine = self.engine(isolation)
         with Session(engine) if self.session else engine.connect() as lent:
             yield lent
 
@@ -101,8 +109,12 @@ class SyncSession(SyncSqlalchemy):
 class AsyncSqlalchemy(Style):
     session = False
 
-    def engine(self, isolation: str) -> AsyncEngine:
-        return create_async_engine(self.url, isolation_level=isolation, poolclass=NullPool)
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.engine = cache(self.make_engine)
+
+    def make_engine(self, isolation: str) -> AsyncEngine:
+        return create_async_engine(self.url, isolation_level=isolation, poolclass=NullPool, **NO_HSTORE)
 
     @asynccontextmanager
     async def open(self, isolation: str = "READ COMMITTED") -> AsyncIterator[Any]:
@@ -119,7 +131,7 @@ class AsyncSessions(AsyncSqlalchemy):
 
 
 class AsyncpgConnections(AsyncSqlalchemy):
-    def engine(self, isolation: str) -> AsyncEngine:
+    def make_engine(self, isolation: str) -> AsyncEngine:
         url = make_url(self.url)
         path = str(url.query["options"]).removeprefix("-csearch_path=")
         return create_async_engine(

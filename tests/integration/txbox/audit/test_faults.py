@@ -10,7 +10,6 @@ from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
 from support.postgres.statements import run
-from support.postgres.tables import make_tables
 from support.txbox.audit_world import ELSEWHERE, HERE, HOUR, make_world, named
 from txbox import InvalidConfiguration
 from txbox.audit import FindingKind, audit, audit_inbox, auditor, sides
@@ -27,27 +26,20 @@ def small_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditor, "PAUSE_SHARE", 0.0)
 
 
-@pytest.fixture
-def inbox_engine(fresh_engine: Engine) -> Engine:
-    """An engine on another database than the outbox's."""
-    make_tables(fresh_engine)
-    return fresh_engine
-
-
 @pytest.mark.usefixtures("small_stretches")
 @pytest.mark.parametrize("time_ordered", [True, False], ids=["uuid7", "any ids"])
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_planted_is_named_and_nothing_else(
-    engine: Engine, inbox_engine: Engine, seed: int, time_ordered: bool
+    engine: Engine, other_engine: Engine, seed: int, time_ordered: bool
 ) -> None:
     chance = random.Random(f"{seed} {time_ordered}")
     states, faults = chance.randrange(1, 20), chance.choice([1, 3, 40])
     world = make_world(
-        engine, inbox_engine, f"{seed} {time_ordered}", 2_500, time_ordered=time_ordered, states=states, faults=faults
+        engine, other_engine, f"{seed} {time_ordered}", 2_500, time_ordered=time_ordered, states=states, faults=faults
     )
     world.write()
     events: list[Event] = []
-    report = audit(engine, [HERE], inbox_engine, "billing", limit=1_000, hooks=[events.append])
+    report = audit(engine, [HERE], other_engine, "billing", limit=1_000, hooks=[events.append])
     assert named(report) == world.faults
     assert Counter(report.counts) == world.counted()
     assert not report.balanced
@@ -68,13 +60,13 @@ def test_what_is_planted_is_named_and_nothing_else(
 
 @pytest.mark.usefixtures("small_stretches")
 def test_without_faults_it_is_balanced_and_no_id_travels(
-    engine: Engine, inbox_engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, other_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world(engine, inbox_engine, 7, 1_000)
+    world = make_world(engine, other_engine, 7, 1_000)
     world.write()
     with monkeypatch.context() as patch:
         patch.setattr(auditor._Audit, "_open", None)
-        report = audit(engine, [HERE], inbox_engine, "billing")
+        report = audit(engine, [HERE], other_engine, "billing")
     assert report.balanced
     assert not report.findings
     assert +Counter(report.counts) == world.counts
@@ -82,10 +74,10 @@ def test_without_faults_it_is_balanced_and_no_id_travels(
     assert with_other_destination.counts["in_flight"] == 1_002
 
 
-def test_more_than_the_limit_is_counted(engine: Engine, inbox_engine: Engine) -> None:
-    world = make_world(engine, inbox_engine, 8, 10, time_ordered=False, faults=20)
+def test_more_than_the_limit_is_counted(engine: Engine, other_engine: Engine) -> None:
+    world = make_world(engine, other_engine, 8, 10, time_ordered=False, faults=20)
     world.write()
-    report = audit(engine, [HERE], inbox_engine, "billing", limit=7)
+    report = audit(engine, [HERE], other_engine, "billing", limit=7)
     assert (report.counts["missing"], report.counts["foreign"]) == (40, 20)
     assert len(report.findings) == 7
     assert named(report) < world.faults
@@ -93,9 +85,9 @@ def test_more_than_the_limit_is_counted(engine: Engine, inbox_engine: Engine) ->
 
 @pytest.mark.usefixtures("small_stretches")
 def test_servers_that_hash_differently_are_compared_as_well(
-    engine: Engine, inbox_engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, other_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world(engine, inbox_engine, 21, 1_000, time_ordered=False, states=3, faults=3)
+    world = make_world(engine, other_engine, 21, 1_000, time_ordered=False, states=3, faults=3)
     world.write()
     real = sides._Side._read
 
@@ -105,15 +97,15 @@ def test_servers_that_hash_differently_are_compared_as_well(
         return real(self, what, stretch, **more)
 
     monkeypatch.setattr(sides._Side, "_read", read)
-    report = audit(engine, [HERE], inbox_engine, "billing", limit=1_000)
+    report = audit(engine, [HERE], other_engine, "billing", limit=1_000)
     assert named(report) == world.faults
     assert Counter(report.counts) == world.counted()
 
 
 def test_a_message_that_was_redriven_after_the_outbox_has_forgotten_it_is_not_foreign(
-    engine: Engine, inbox_engine: Engine
+    engine: Engine, other_engine: Engine
 ) -> None:
-    world = make_world(engine, inbox_engine, 22, 10, time_ordered=False)
+    world = make_world(engine, other_engine, 22, 10, time_ordered=False)
     message_id = world.new_id(world.now)
     world.park(message_id, redriven_at=world.now - 11 * HOUR)
     world.letters[-1] = (*world.letters[-1][:4], world.now - 300 * HOUR, *world.letters[-1][5:])
@@ -121,54 +113,54 @@ def test_a_message_that_was_redriven_after_the_outbox_has_forgotten_it_is_not_fo
     foreign = world.new_id(world.now)
     world.record(foreign, world.now - 10 * HOUR)
     world.write()
-    report = audit(engine, [HERE], inbox_engine, "billing")
+    report = audit(engine, [HERE], other_engine, "billing")
     assert named(report) == {("foreign", foreign)}
     assert report.counts["not_kept"] == 1
 
 
 @pytest.mark.usefixtures("small_stretches")
-def test_beside_other_producers_nothing_is_foreign(engine: Engine, inbox_engine: Engine) -> None:
-    world = make_world(engine, inbox_engine, 9, 100, faults=5)
+def test_beside_other_producers_nothing_is_foreign(engine: Engine, other_engine: Engine) -> None:
+    world = make_world(engine, other_engine, 9, 100, faults=5)
     world.write()
-    report = audit(engine, [HERE], inbox_engine, "billing", shared=True)
+    report = audit(engine, [HERE], other_engine, "billing", shared=True)
     assert named(report) == {fault for fault in world.faults if fault[0] != "foreign"}
     assert report.counts["others"] == 5
 
 
 @pytest.mark.usefixtures("small_stretches")
-def test_what_the_inbox_has_twice_is_found_where_no_key_forbids_it(engine: Engine, inbox_engine: Engine) -> None:
-    world = make_world(engine, inbox_engine, 10, 1_000)
+def test_what_the_inbox_has_twice_is_found_where_no_key_forbids_it(engine: Engine, other_engine: Engine) -> None:
+    world = make_world(engine, other_engine, 10, 1_000)
     doubled = world.chance.sample([row[0] for row in world.sent[:1000]], 5)
     for message_id in doubled:
         world.record(message_id, world.now)
         world.fault("doubled", message_id)
-    run(inbox_engine, "ALTER TABLE processed_message DROP CONSTRAINT processed_message_pkey")
+    run(other_engine, "ALTER TABLE processed_message DROP CONSTRAINT processed_message_pkey")
     world.write()
-    report = audit(engine, [HERE], inbox_engine, "billing")
+    report = audit(engine, [HERE], other_engine, "billing")
     assert named(report) == world.faults
     assert report.counts["doubled"] == 5
-    [alone] = audit_inbox(inbox_engine, "billing")
+    [alone] = audit_inbox(other_engine, "billing")
     assert named(alone) == world.faults
 
 
 @pytest.mark.usefixtures("small_stretches")
-def test_a_rotating_inbox_is_audited_in_all_of_its_generations(engine: Engine, inbox_engine: Engine) -> None:
-    world = make_world(engine, inbox_engine, 18, 1_000, states=5, faults=3)
+def test_a_rotating_inbox_is_audited_in_all_of_its_generations(engine: Engine, other_engine: Engine) -> None:
+    world = make_world(engine, other_engine, 18, 1_000, states=5, faults=3)
     world.write()
-    assert InboxConversion(inbox_engine).forward()
-    assert Generations(inbox_engine).rotate()
+    assert InboxConversion(other_engine).forward()
+    assert Generations(other_engine).rotate()
     insert = "INSERT INTO processed_message (subscriber_id, message_id) VALUES ('billing', %s)"
     for message_id in world.chance.sample([row[0] for row in world.sent[:1_000]], 4):  # recorded without a look back
-        run(inbox_engine, insert, (message_id,))
+        run(other_engine, insert, (message_id,))
         world.fault("doubled", message_id)
     late = world.new_id(at := world.some_time())  # in the generation of today
     sent = "INSERT INTO outbox_sent (message_id, position, destination, headers, body, published_at, sent_at) "
     run(engine, f"{sent} VALUES (%s, 0, %s, '{{}}', '', %s, %s)", (late, HERE, at, at))
-    run(inbox_engine, insert, (late,))
-    report = audit(engine, [HERE], inbox_engine, "billing", limit=1_000)
+    run(other_engine, insert, (late,))
+    report = audit(engine, [HERE], other_engine, "billing", limit=1_000)
     assert named(report) == world.faults
     assert Counter(report.counts) == world.counted() + Counter(sent=1, processed=1)
-    [alone] = [one for one in audit_inbox(inbox_engine, limit=1_000) if one.subscriber_id == "billing"]
+    [alone] = [one for one in audit_inbox(other_engine, limit=1_000) if one.subscriber_id == "billing"]
     alone_faults = {"doubled", "unparked", "unrecorded", "processed_since"}
     assert named(alone) == {fault for fault in world.faults if fault[0] in alone_faults}
 
@@ -189,8 +181,8 @@ def test_an_inbox_is_balanced_by_itself(engine: Engine) -> None:
     assert rows == sum(billing.counts[state] for state in states)
 
 
-def test_what_the_inbox_may_have_forgotten_is_not_judged(engine: Engine, inbox_engine: Engine) -> None:
-    world = make_world(engine, inbox_engine, 12, 10)
+def test_what_the_inbox_may_have_forgotten_is_not_judged(engine: Engine, other_engine: Engine) -> None:
+    world = make_world(engine, other_engine, 12, 10)
     horizon = world.now - 150 * HOUR
     for hours, kind in ((151, "forgotten"), (149, "missing")):
         at = world.now - hours * HOUR
@@ -199,29 +191,29 @@ def test_what_the_inbox_may_have_forgotten_is_not_judged(engine: Engine, inbox_e
         if kind == "missing":
             world.fault(kind, message_id)
     world.write()
-    run(inbox_engine, "INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', %s)", (horizon,))
-    report = audit(engine, [HERE], inbox_engine, "billing")
+    run(other_engine, "INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', %s)", (horizon,))
+    report = audit(engine, [HERE], other_engine, "billing")
     assert report.horizon == horizon
     assert named(report) == world.faults
     assert report.counts["forgotten"] == 2  # the first one that is kept, too
 
 
-def test_since_leaves_out_what_is_older(engine: Engine, inbox_engine: Engine) -> None:
-    world = make_world(engine, inbox_engine, 13, 10)
+def test_since_leaves_out_what_is_older(engine: Engine, other_engine: Engine) -> None:
+    world = make_world(engine, other_engine, 13, 10)
     for hours in (90, 10):
         at = world.now - hours * HOUR
         world.send(world.new_id(at), at)
     world.write()
     for since in (world.now - 50 * HOUR, 50 * HOUR):
-        report = audit(engine, [HERE], inbox_engine, "billing", since=since)
+        report = audit(engine, [HERE], other_engine, "billing", since=since)
         assert [finding.message_id for finding in report.findings] == [world.sent[-1][0]]
     assert all((time_of(row[0]) or world.now) for row in world.sent)
     with pytest.raises(InvalidConfiguration, match="zone"):
-        audit(engine, [HERE], inbox_engine, "billing", since=datetime(2026, 1, 1))  # noqa: DTZ001 - the subject
+        audit(engine, [HERE], other_engine, "billing", since=datetime(2026, 1, 1))  # noqa: DTZ001 - the subject
 
 
-def test_leases_are_the_inbox_of_a_ledger(engine: Engine, inbox_engine: Engine) -> None:
-    world = make_world(engine, inbox_engine, 14)
+def test_leases_are_the_inbox_of_a_ledger(engine: Engine, other_engine: Engine) -> None:
+    world = make_world(engine, other_engine, 14)
     lease = (
         "INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, owner, acquired_at, completed_at) "
         "VALUES ('billing', %s, 1, 1, 'test', now() - interval '1 hour', %s)"
@@ -237,13 +229,13 @@ def test_leases_are_the_inbox_of_a_ledger(engine: Engine, inbox_engine: Engine) 
         message_id = world.new_id(at)
         world.send(message_id, at)
         if completed != "none":
-            run(inbox_engine, lease, (message_id, completed))
+            run(other_engine, lease, (message_id, completed))
         if lease_attempts is not None:
             world.park(message_id, lease_attempts=lease_attempts)  # type: ignore[arg-type]
         if state in ("processed_since", "missing"):
             world.fault(state, message_id)
     world.write()
-    report = audit(engine, [HERE], inbox_engine, "billing", in_flight=timedelta(0))
+    report = audit(engine, [HERE], other_engine, "billing", in_flight=timedelta(0))
     assert named(report) == world.faults
     found = {name: count for name, count in report.counts.items() if count}
     assert found == {"sent": 5, "processed": 2, "retrying": 1, "parked": 1, "missing": 1, "processed_since": 1}

@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 
 from integration.txbox.conftest import StartRelay
 from support.postgres.statements import run
-from support.postgres.tables import make_tables
 from support.txbox.audit_world import HERE, make_world, named
 from support.txbox.outbox import numbered, publish
 from support.txbox.publishers import RecordingPublisher
@@ -130,16 +129,15 @@ def test_what_the_outbox_forgets_meanwhile_is_not_foreign(engine: Engine, monkey
 
 
 def test_a_generation_that_is_forgotten_meanwhile_is_not_missing(
-    engine: Engine, fresh_engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, other_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_tables(fresh_engine)
     monkeypatch.setattr(auditor, "STRETCH_ROWS", 100)
-    world = make_world(engine, fresh_engine, 4, 300)
+    world = make_world(engine, other_engine, 4, 300)
     world.write()
-    generations = Generations(fresh_engine)
-    assert InboxConversion(fresh_engine).forward()
+    generations = Generations(other_engine)
+    assert InboxConversion(other_engine).forward()
     assert generations.rotate()
-    run(fresh_engine, "UPDATE inbox_generation SET closed_at = now() - interval '30 hours' WHERE closed_at IS NOT NULL")
+    run(other_engine, "UPDATE inbox_generation SET closed_at = now() - interval '30 hours' WHERE closed_at IS NOT NULL")
     horizons = (
         "INSERT INTO inbox_horizon (subscriber_id, horizon) "
         "SELECT name, now() - interval '20 minutes' FROM unnest('{billing,shipping}'::text[]) AS name"
@@ -151,12 +149,12 @@ def test_a_generation_that_is_forgotten_meanwhile_is_not_missing(
         found = real(self, stretch)
         looked.append(stretch.upto)
         if len(looked) == 2:  # the horizon moves first, then the rows go
-            run(fresh_engine, horizons)
+            run(other_engine, horizons)
             assert generations.forget() == (1,)
         return found
 
     monkeypatch.setattr(sides.Sent, "digests", with_drop)
-    report = audit(engine, [HERE], fresh_engine, "billing")
+    report = audit(engine, [HERE], other_engine, "billing")
     assert report.findings == ()
     assert report.balanced
     assert report.counts["processed"] == report.counts["sent"] > 0
@@ -165,7 +163,7 @@ def test_a_generation_that_is_forgotten_meanwhile_is_not_missing(
 
 
 def test_a_connection_that_ends_is_replaced(
-    engine: Engine, fresh_engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, other_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica ends those that keep it from replaying."""
     world = make_world(engine, engine, 5, 30)
@@ -177,7 +175,7 @@ def test_a_connection_that_ends_is_replaced(
     def with_end(self: Any, stretch: Any) -> Any:
         with engine.connect() as connection:
             pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-        with fresh_engine.connect() as other:  # returns once it is gone
+        with other_engine.connect() as other:  # returns once it is gone
             ended.append(other.exec_driver_sql("SELECT pg_terminate_backend(%s, 60000)", (pid,)).scalar_one())
         return real(self, stretch)
 
@@ -219,9 +217,9 @@ def test_audits_beside_a_relay_and_a_worker_find_nothing_until_something_is_lost
     def produce() -> None:
         batches = 0
         while not stop.wait(0.05) or not lost:
-            batches += 1
             # More of them make the audits longer, and find nothing more; there are some for each audit.
-            if batches <= 12 * (len(reports) + 1) or stop.is_set():
+            if batches < 12 * (len(reports) + 1) or stop.is_set():
+                batches += 1
                 publish(engine, *numbered(10, to=HERE))
 
     kept = SentMessages(engine)

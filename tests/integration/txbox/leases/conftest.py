@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
+from support.postgres.engines import NO_HSTORE
 from support.txbox.leases import Store, dynamodb_store, postgres_store
 from txbox.leases import Ledger
 
@@ -30,7 +31,7 @@ def make_engine(schema_url: str) -> Iterator[Callable[..., Engine]]:
     def make(settings: str = "", **options: object) -> Engine:
         url = make_url(schema_url)
         url = url.update_query_dict({"options": f"{url.query['options']}{settings}"})
-        made.append(create_engine(url, pool_size=16, **options))
+        made.append(create_engine(url, pool_size=16, **NO_HSTORE, **options))
         return made[-1]
 
     yield make

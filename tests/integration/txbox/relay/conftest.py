@@ -7,12 +7,25 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine
 
+from support.postgres.engines import NO_HSTORE
 from support.txbox.publishers import AsyncRecorder, RecordingPublisher
 from txbox.backoff import Backoff
 from txbox.relay import Relay, poller, scheduler
 from txbox.relay.event_loop import async_sender, publisher_entry, settler
 
 StartBoth = Callable[..., Relay]
+
+
+@pytest.fixture(autouse=True)
+def _fewer_polls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll now and then: 300 in a second keep a core busy."""
+    if "all_polls" not in request.fixturenames:
+        monkeypatch.setattr(poller, "POLL_SECONDS", 0.015)
+
+
+@pytest.fixture
+def all_polls() -> None:
+    """As many polls as a relay makes: for what depends on when it looks."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +48,7 @@ def freed() -> Iterator[threading.Event]:
 def start_both(engine: Engine, freed: threading.Event) -> Iterator[StartBoth]:
     """Start a relay with an async publisher for ``far:``, another for ``own:``, and an engine of the default pool."""
     relays: list[Relay] = []
-    pooled = create_engine(engine.url)
+    pooled = create_engine(engine.url, **NO_HSTORE)
 
     def start(
         far: AsyncRecorder,

@@ -170,11 +170,13 @@ def test_where_all_settlements_are_refused_few_messages_are_sent_again(
             "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW EXECUTE FUNCTION refuse()"
         )
     far = AsyncRecorder(at_once)
-    start_both(far, publish_timeout_seconds=1)
+    sender = start_both(far, publish_timeout_seconds=1)._async_sender
+    assert sender is not None
+    sender._settler._hold_seconds = 0.1
     publish(engine, *[Outgoing(f"far:{number}", str(number)) for number in range(40)])
     far.wait_for(40)
-    time.sleep(6)  # nothing tells of what is not sent; before, each of them was sent four times
-    assert len(far.bodies) < 100
+    time.sleep(1.5)  # nothing tells of what is not sent; before, each of them was sent four times
+    assert len(far.bodies) < 80
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TRIGGER refuse ON outbox_message")
     wait_until(lambda: left() == [], "it is tried again and again")

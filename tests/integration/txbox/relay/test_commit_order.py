@@ -17,6 +17,8 @@ from support.waiting import wait_until
 from txbox.relay.poller import MAX_FRESH, MessageFinder
 from txbox.relay.sender import RelayStatements
 
+pytestmark = pytest.mark.usefixtures("all_polls")
+
 
 def positions(connection: Connection) -> list[int]:
     return list(connection.exec_driver_sql("SELECT position FROM outbox_message ORDER BY 1").scalars())

@@ -10,7 +10,6 @@ from sqlalchemy import Engine, create_engine
 
 from integration.txbox.conftest import BOTH_KINDS, StartRelay
 from support.postgres.statements import run
-from support.postgres.tables import make_tables
 from support.txbox.outbox import OWN, letters, numbered, publish
 from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
@@ -208,23 +207,17 @@ def test_a_missing_table_is_said_at_the_start(fresh_engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_the_hosts_isolation_level_makes_no_difference(
-    make_database: Callable[..., str], start_relay: StartRelay, level: str
-) -> None:
-    engine = create_engine(make_database(), isolation_level=level)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
-        connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_isolation = '{level.lower()}'")
-    engine.dispose()
-    make_tables(engine)
+def test_the_hosts_isolation_level_makes_no_difference(engine: Engine, start_relay: StartRelay, level: str) -> None:
+    options = f"{engine.url.query['options']} -cdefault_transaction_isolation={level.replace(' ', chr(92) + ' ')}"
+    own = create_engine(engine.url.update_query_dict({"options": options}), isolation_level=level)
     broker = RecordingPublisher(lambda message: "later" if message.attempts == 0 else None)
-    relay = start_relay(broker, engine=engine)
+    relay = start_relay(broker, engine=own)
     for number in range(10):
-        publish(engine, Outgoing(OWN, str(number), key=f"k{number % 2}"))
+        publish(own, Outgoing(OWN, str(number), key=f"k{number % 2}"))
     broker.wait_for(10)
     assert first_arrivals(broker.received) == {"k0": ["0", "2", "4", "6", "8"], "k1": ["1", "3", "5", "7", "9"]}
     relay.stop()
-    engine.dispose()
+    own.dispose()
 
 
 def test_a_publisher_that_answers_with_copies_is_understood(engine: Engine, start_relay: StartRelay) -> None:

@@ -15,6 +15,8 @@ from support.waiting import wait_until
 from txbox import Outgoing
 from txbox.relay import Relay
 
+pytestmark = pytest.mark.usefixtures("all_polls")
+
 
 class Gate(RecordingPublisher):
     """Lets no call through before it is opened."""

@@ -317,13 +317,13 @@ def test_odd_names_of_schema_and_tables_are_no_obstacle(engine: Engine, start_re
 # --- a lock of another session on what only the status needs ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE"])
 @pytest.mark.parametrize(
-    "lock",
+    ("lock", "level"),
     [
-        "SELECT FROM outbox_relay FOR UPDATE",
-        "LOCK TABLE outbox_relay IN SHARE MODE",
-        "LOCK TABLE outbox_relay, paused IN ACCESS EXCLUSIVE MODE",
+        ("SELECT FROM outbox_relay FOR UPDATE", "READ COMMITTED"),
+        ("SELECT FROM outbox_relay FOR UPDATE", "SERIALIZABLE"),
+        ("LOCK TABLE outbox_relay IN SHARE MODE", "READ COMMITTED"),
+        ("LOCK TABLE outbox_relay, paused IN ACCESS EXCLUSIVE MODE", "SERIALIZABLE"),
     ],
 )
 def test_a_lock_on_reports_or_pauses_keeps_no_message_waiting_and_no_stop(
@@ -339,11 +339,11 @@ def test_a_lock_on_reports_or_pauses_keeps_no_message_waiting_and_no_stop(
     wait_until(lambda: len(read_outbox_status(engine).relays) == 1)
     with engine.connect() as other:
         other.exec_driver_sql(lock)
-        for number in range(20):
+        for number in range(10):
             publish(engine, Outgoing(OWN, str(number), key="k"))
             broker.wait_for(number + 1)
         assert relay.stop(20)
-    assert broker.bodies == [str(number) for number in range(20)]
+    assert broker.bodies == [str(number) for number in range(10)]
     relay.start()
     wait_until(lambda: [one.stale for one in read_outbox_status(engine).relays] == [False])
     assert relay.stop(20)

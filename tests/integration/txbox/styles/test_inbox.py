@@ -20,11 +20,10 @@ pytestmark = pytest.mark.anyio
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
 
-@pytest.mark.parametrize("isolation", LEVELS)
-async def test_a_message_is_first_once(engine: Engine, style: Style, isolation: str) -> None:
+async def test_a_message_is_first_once(engine: Engine, style: Style) -> None:
     inbox = style.inbox("billing")
     answers = []
-    for _ in range(3):
+    for isolation in LEVELS:
         async with style.open(isolation) as lent:
             answers.append(await style.call(inbox.record, lent, "m-1", b"body"))
             await style.commit(lent)
@@ -101,26 +100,24 @@ async def test_a_transaction_that_does_not_end_is_waited_for_in_bounds(engine: E
         assert await style.call(inbox.record, second, "m-1") is False
 
 
-@pytest.mark.parametrize("isolation", LEVELS)
-async def test_who_waits_for_a_commit_finds_a_duplicate_or_runs_again(
-    engine: Engine, style: Style, isolation: str
-) -> None:
+async def test_who_waits_for_a_commit_finds_a_duplicate_or_runs_again(engine: Engine, style: Style) -> None:
     inbox = style.inbox("billing", wait_seconds=60)
-    async with style.open(isolation) as first, style.open(isolation) as second:
-        pid = await style.sql(second, "SELECT pg_backend_pid()")  # takes the snapshot, too
-        await style.call(inbox.record, first, "m-1")
-        waiting = asyncio.create_task(style.call(inbox.record, second, "m-1"))
-        await asyncio.to_thread(wait_until_blocked, engine, pid)
-        await style.commit(first)
-        if isolation == "READ COMMITTED":
-            assert await waiting is False
-        else:
-            with pytest.raises(DATABASE_ERRORS) as caught:
-                await waiting
-            assert sqlstate(caught.value) == SERIALIZATION_FAILURE
-            await style.rollback(second)
-            assert await style.call(inbox.record, second, "m-1") is False
-    assert recorded(engine) == [("billing", "m-1")]
+    for isolation in LEVELS:
+        async with style.open(isolation) as first, style.open(isolation) as second:
+            pid = await style.sql(second, "SELECT pg_backend_pid()")  # takes the snapshot, too
+            await style.call(inbox.record, first, isolation)
+            waiting = asyncio.create_task(style.call(inbox.record, second, isolation))
+            await asyncio.to_thread(wait_until_blocked, engine, pid)
+            await style.commit(first)
+            if isolation == "READ COMMITTED":
+                assert await waiting is False
+            else:
+                with pytest.raises(DATABASE_ERRORS) as caught:
+                    await waiting
+                assert sqlstate(caught.value) == SERIALIZATION_FAILURE
+                await style.rollback(second)
+                assert await style.call(inbox.record, second, isolation) is False
+    assert recorded(engine) == [("billing", isolation) for isolation in sorted(LEVELS)]
 
 
 async def test_eight_transactions_at_once_apply_each_message_once(engine: Engine, style: Style) -> None:

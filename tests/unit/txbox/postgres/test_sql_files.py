@@ -28,7 +28,10 @@ def loaders() -> list[type[SqlFile]]:
         for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
             if not any(optional in found.name for optional in ("opentelemetry", "prometheus", "__main__", ".job")):
                 importlib.import_module(found.name)
-    return sorted(SqlFile.__subclasses__(), key=lambda kind: kind.__module__)
+    # Not those of other packages, which other tests have imported.
+    ours = {module.__name__ for module in MODULES}
+    found_here = (kind for kind in SqlFile.__subclasses__() if kind.__module__.partition(".")[0] in ours)
+    return sorted(found_here, key=lambda kind: kind.__module__)
 
 
 LOADERS = loaders()
