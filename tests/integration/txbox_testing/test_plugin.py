@@ -27,7 +27,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from txbox import Inbox, Message, Outbox, Outcome
 from txbox.relay import FunctionPublisher
-from txbox_testing import NotIdempotent, crash_at
+from txbox_testing import NotIdempotent, crash_at, duplicate
 
 PURCHASE = Message("p-1", b"")
 ADD = text("UPDATE account SET cents = cents + 1")
@@ -44,7 +44,7 @@ def anyio_backend():
     return "asyncio"
 
 def test_trial(txbox_trial):
-    txbox_trial(apply, PURCHASE)
+    txbox_trial(apply, PURCHASE, faults=[duplicate()])
 
 def test_not_idempotent(txbox_trial, txbox_database):
     own = create_engine(txbox_database)
@@ -52,7 +52,7 @@ def test_not_idempotent(txbox_trial, txbox_database):
         with own.begin() as connection:
             connection.execute(ADD)
     with pytest.raises(NotIdempotent, match="handler is not idempotent"):
-        txbox_trial(handler, PURCHASE)
+        txbox_trial(handler, PURCHASE, faults=[crash_at("handled")])
     own.dispose()
 
 @pytest.mark.anyio
@@ -79,7 +79,7 @@ async def test_pytest_asyncio(txbox_deliver, txbox_trial, account):
     delivered = txbox_deliver(apply_in_loop, PURCHASE, fault=crash_at("committed"))
     assert delivered.outcome is Outcome.DUPLICATE
     assert await account() == 1
-    txbox_trial(apply_in_loop, Message("p-2", b""))
+    txbox_trial(apply_in_loop, Message("p-2", b""), faults=[duplicate()])
 
 def test_relay(txbox_engine, txbox_relay):
     with txbox_engine.begin() as connection:
