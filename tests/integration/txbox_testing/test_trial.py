@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-import txbox_migrations
+from support.postgres.tables import make_tables
 from txbox import Inbox, InvalidConfiguration, Message, Outbox, SqlEffect
 from txbox.leases import PostgresLedger
 from txbox_testing import NotIdempotent, TrialReport, crash_at, duplicate, lose_commit, overtake, try_every_point
@@ -226,10 +226,9 @@ def test_what_cannot_be_tried_is_refused(engine: Engine, own: Engine) -> None:
 
 
 def test_a_table_of_yours_may_be_called_as_one_of_txbox_in_another_schema(engine: Engine, own: Engine) -> None:
-    txbox_migrations.downgrade_database(engine)
-    txbox_migrations.upgrade_database(engine, schema="messaging")
+    make_tables(engine, "messaging")
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE paused (reason text)")
+        connection.exec_driver_sql("DROP TABLE paused; CREATE TABLE paused (reason text)")
 
     def handler(session: Any, message: Message) -> None:
         with own.begin() as connection:
