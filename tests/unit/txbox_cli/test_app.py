@@ -160,8 +160,11 @@ def pages(group: Any = None, *path: str) -> Iterator[tuple[str, ...]]:
         yield from pages(command, *path, name)
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("path", list(pages()), ids=lambda path: " ".join(("txbox", *path)))
+@pytest.mark.parametrize(
+    ("path", "columns"),
+    [*((path, 80) for path in pages()), ((), 120), (("bulk-load",), 120)],
+    ids=lambda value: str(value) if isinstance(value, int) else " ".join(("txbox", *value)),
+)
 def test_help_fills_its_lines_and_cuts_nothing_off(
     path: tuple[str, ...], columns: int, txbox: Txbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
