@@ -21,6 +21,7 @@ GROUPS = {
     "tests/acceptance/spark/": "spark",
     "tests/integration/txbox_celery/": "celery",  # one Valkey, and tests in a row share a worker
     "tests/acceptance/demo/": "demo",  # they look for what other demos have left on their servers
+    "tests/unit/txbox_demo/": "demo",  # of unit tests, these alone need a Postgres: one process starts it
 }
 """Folders and files whose tests run in one process, one after the other, and the name of their group: the first that
 fits."""

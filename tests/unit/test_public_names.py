@@ -10,8 +10,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 import txbox
 
 REPOSITORY = Path(__file__).parents[2]
@@ -121,22 +119,21 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_a_module_offers_these_names_and_no_others(name: str) -> None:
-    module = importlib.import_module(name)
-    assert sorted(module.__all__) == PUBLIC[name].split()
-    assert [public for public in module.__all__ if not hasattr(module, public)] == []
+def test_a_module_offers_these_names_and_no_others() -> None:
+    for name, expected in PUBLIC.items():
+        module = importlib.import_module(name)
+        assert sorted(module.__all__) == expected.split(), name
+        assert [public for public in module.__all__ if not hasattr(module, public)] == [], name
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_annotations_can_be_looked_up(name: str) -> None:
+def test_annotations_can_be_looked_up() -> None:
     """Since Python 3.14 they are evaluated when they are asked for, so a method ``list`` is taken for the type."""
-    module = importlib.import_module(name)
-    for public in map(vars(module).get, module.__all__):
-        for member in [public, *vars(public).values()] if inspect.isclass(public) else [public]:
-            function = getattr(member, "fget", getattr(member, "__func__", member))
-            if inspect.isclass(function) or inspect.isfunction(function):
-                inspect.get_annotations(function)
+    for module in map(importlib.import_module, PUBLIC):
+        for public in map(vars(module).get, module.__all__):
+            for member in [public, *vars(public).values()] if inspect.isclass(public) else [public]:
+                function = getattr(member, "fget", getattr(member, "__func__", member))
+                if inspect.isclass(function) or inspect.isfunction(function):
+                    inspect.get_annotations(function)
 
 
 def test_every_module_of_the_reference_is_pinned() -> None:

@@ -57,10 +57,10 @@ def test_a_database_that_cannot_be_reached(
     txbox("--log-level", "DEBUG", "status", "--url", wrong).said(1, fragment, remedy)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_says_so_alike(command: list[str], txbox: Txbox, place: URL) -> None:
+def test_every_command_says_so_alike(txbox: Txbox, place: URL) -> None:
     wrong = url(place, port=1, password=PASSWORD)
-    txbox(*command, "--url", wrong).failed_in_one_line(1, "Connection refused", "start the server")
+    for command in COMMANDS:
+        txbox(*command, "--url", wrong).failed_in_one_line(1, "Connection refused", "start the server")
 
 
 @pytest.fixture
@@ -80,11 +80,6 @@ def test_a_database_that_never_answers(
 
 
 @pytest.mark.parametrize(
-    ("options", "prefix", "place"),
-    [(["--schema", "no where"], "", "--schema 'no where'"), (["--prefix", "other_"], "other_", "--prefix other_")],
-    ids=["schema", "prefix"],
-)
-@pytest.mark.parametrize(
     ("command", "table"),
     [
         (["status"], "processed_message"),
@@ -97,11 +92,12 @@ def test_a_database_that_never_answers(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_tables_that_are_not_there(
-    command: list[str], table: str, options: list[str], prefix: str, place: str, txbox: Txbox
-) -> None:
-    said = (f"{prefix}{table}", "does not exist; create ", f" with `txbox db upgrade {place}`")
-    txbox(*command, *options).failed_in_one_line(1, *said)
+def test_tables_that_are_not_there(command: list[str], table: str, txbox: Txbox) -> None:
+    elsewhere, others = txbox(*command, "--schema", "no where"), txbox(*command, "--prefix", "other_")
+    elsewhere.failed_in_one_line(1, table, "does not exist; create ", " with `txbox db upgrade --schema 'no where'`")
+    others.failed_in_one_line(
+        1, f"other_{table}", "does not exist; create ", " with `txbox db upgrade --prefix other_`"
+    )
 
 
 @pytest.fixture
@@ -118,13 +114,13 @@ def stranger(engine: Engine) -> Iterator[str]:
         connection.exec_driver_sql(f"DROP ROLE {name}")
 
 
-@pytest.mark.parametrize("command", COMMANDS[4:], ids=" ".join)
-def test_no_right_to_the_tables(command: list[str], txbox: Txbox, place: URL, stranger: str) -> None:
+def test_no_right_to_the_tables(txbox: Txbox, place: URL, stranger: str) -> None:
     theirs = url(place, username=stranger, password=PASSWORD)
-    ended = txbox(*command, "--url", theirs)
-    ended.failed_in_one_line(1)
     told = r"permission denied for .*grant it to this user|the right to SELECT on (\w+) is lacking; GRANT SELECT ON \1"
-    assert re.search(told, ended.err), ended.err
+    for command in COMMANDS[4:]:
+        ended = txbox(*command, "--url", theirs)
+        ended.failed_in_one_line(1)
+        assert re.search(told, ended.err), (command, ended.err)
 
 
 @pytest.mark.parametrize(

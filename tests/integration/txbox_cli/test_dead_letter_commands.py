@@ -299,7 +299,8 @@ def test_an_operation_of_an_embedding_program_can_be_resumed(
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused(txbox: Txbox, numbers: list[int], arguments: list[str], why: str) -> None:
+def test_what_cannot_be_meant_is_refused(txbox: Txbox, engine: Engine, arguments: list[str], why: str) -> None:
+    park(engine, "queue", "a")
     txbox("dead-letters", *arguments).failed_in_one_line(2, why)
     assert txbox("dead-letters", "operations").out == "no operations\n"
 

@@ -157,12 +157,9 @@ def test_every_row_is_one_line_that_can_be_searched(
 
 def test_a_reader_that_has_read_enough_is_no_error(schema_url: str, engine: Engine, queue: str) -> None:
     # More than a pipe holds, so that the write fails while the command runs.
-    with engine.begin() as connection:
-        for number in range(300):
-            Inbox(f"{number:03}-{'x' * 190}").record(connection, "m")
     for number in range(300):
         park(engine, queue, f"m-{number}")
-    for command in (["status"], ["dead-letters", "list"], ["dead-letters", "list", "--json"], ["-h"]):
+    for command in (["dead-letters", "list"], ["dead-letters", "list", "--json"]):  # a table, and a text
         ended = subprocess.run(
             ["/bin/bash", "-c", 'set -o pipefail; "$@" | head -1', "bash", *COMMAND, *command],
             capture_output=True,
@@ -301,13 +298,6 @@ def test_letters_that_are_parked_again_meanwhile_are_not_chased(txbox: Txbox, en
         )
     assert json.loads(txbox("dead-letters", "redrive", "--all", "--json").out)["redriven"] == numbers
     assert len(DeadLetters(engine).list()) == 3
-
-
-def test_a_letter_whose_queue_is_gone_stays(txbox: Txbox, engine: Engine, queue: str) -> None:
-    number = park(engine, f"{queue}-deleted")
-    ended = txbox("dead-letters", "redrive", "--all")
-    ended.failed_in_one_line(1, f"dead letter {number} was not sent: ", "create the queue")
-    assert "m-1" in txbox("dead-letters", "list").out
 
 
 def test_a_name_in_the_url_is_not_taken_for_a_password(txbox: Txbox, schema_url: str) -> None:

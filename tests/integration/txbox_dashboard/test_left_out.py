@@ -6,7 +6,6 @@ from html import unescape
 from typing import Any
 
 import pytest
-from httpx2 import Response
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
@@ -46,12 +45,18 @@ def filled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     _fill(engine)
 
 
-def test_of_a_table_that_is_locked_nothing_is_said(pages: TestClient, engine: Engine) -> None:
-    shown = _shown(pages)
-    for table in TABLES:
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"LOCK TABLE {table}")
-            _check(pages, shown, table, "another session has locked the table")
+def test_of_a_table_that_is_locked_or_may_not_be_read_nothing_is_said(engine: Engine) -> None:
+    with restricted(engine) as limited, TestClient(dashboard(limited)) as pages:
+        shown = _shown(pages)
+        with limited.connect() as connection:
+            role = connection.exec_driver_sql("SELECT current_user").scalar_one()
+        for table in TABLES:
+            with engine.begin() as connection:
+                connection.exec_driver_sql(f"LOCK TABLE {table}")
+                readers = _check(pages, shown, table, "another session has locked the table")
+            run(engine, f"REVOKE ALL ON {table} FROM {role}")
+            assert _check(pages, readers, table, table) == readers
+            run(engine, f"GRANT ALL ON {table} TO {role}")
 
 
 def test_of_what_is_not_read_in_time_nothing_is_said(
@@ -66,32 +71,25 @@ def test_of_what_is_not_read_in_time_nothing_is_said(
             _check(pages, shown, table, "not read in time")
 
 
-def test_of_a_table_that_may_not_be_read_nothing_is_said(engine: Engine) -> None:
-    with restricted(engine) as limited, TestClient(dashboard(limited)) as pages:
-        shown = _shown(pages)
-        with limited.connect() as connection:
-            role = connection.exec_driver_sql("SELECT current_user").scalar_one()
-        for table in TABLES:
-            run(engine, f"REVOKE ALL ON {table} FROM {role}")
-            _check(pages, shown, table, table)
-            run(engine, f"GRANT ALL ON {table} TO {role}")
+def _shown(pages: TestClient) -> Mapping[str, str]:
+    return {path: pages.get(path).text for path in PATHS}
 
 
-def _shown(pages: TestClient) -> Mapping[str, Response]:
-    return {path: pages.get(path) for path in PATHS}
-
-
-def _check(pages: TestClient, shown: Mapping[str, Response], table: str, why: str) -> None:
-    for path, answer in _shown(pages).items():
-        whole = shown[path].text
+def _check(pages: TestClient, shown: Mapping[str, str], table: str, why: str) -> Mapping[str, str]:
+    """Check what pages say now in place of what they have shown; return those that have noticed."""
+    noticed = {}
+    for path, whole in shown.items():
+        answer = pages.get(path)
         where = f"{path} without {table}"
         assert answer.status_code in (200, 503), where
         if answer.status_code == 503 or any(mark in answer.text for mark in MARKS):
             assert why in unescape(answer.text), where
+            noticed[path] = whole
         assert _said(answer.text) <= {*_said(whole), UNREAD}, where
         before = _figures(whole)
         for name, figure in _figures(answer.text).items():
             assert figure not in EMPTY or before.get(name) == figure, f"{where}: {name} is {figure}"
+    return noticed
 
 
 def _said(page: str) -> set[str]:

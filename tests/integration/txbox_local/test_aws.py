@@ -6,10 +6,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from werkzeug.serving import make_server
 
 from txbox_local import LocalAws
-from txbox_local.aws.moto_server import KeepAliveHandler
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -39,6 +37,11 @@ def test_a_long_poll_lets_others_through_and_ends_with_a_message(sqs: "SQSClient
 
 
 def test_a_request_that_fails_leaves_the_connection_usable(caplog: pytest.LogCaptureFixture) -> None:
+    # Here, as each process of a run would import all of moto.
+    from werkzeug.serving import make_server
+
+    from txbox_local.aws.moto_server import KeepAliveHandler
+
     def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         if environ["PATH_INFO"] == "/broken":
             raise ValueError("broken on purpose")

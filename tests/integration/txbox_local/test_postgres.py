@@ -4,7 +4,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -12,10 +12,20 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from support.ordinary_user import reachable_directory
 from txbox_local import LocalPostgres, LocalServerError
 from txbox_local.postgres import local_postgres
 from txbox_local.postgres.installation import service_user
 from txbox_local.process_keeper import STOP_TIMEOUT_SECONDS
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Path]:
+    """A directory that has a cluster, and no server at work on it: to create one takes longer than to start it."""
+    with reachable_directory() as directory:
+        with LocalPostgres(directory / "cluster", durable=False):
+            pass
+        yield directory / "cluster"
 
 
 def query(url: str, statement: str) -> object:
@@ -60,39 +70,39 @@ def test_a_named_directory_keeps_data_and_password(reachable: Path) -> None:
         assert sa.make_url(server.url).password == password
 
 
-def test_two_at_once() -> None:
-    with LocalPostgres(durable=False) as one, LocalPostgres(durable=False) as two:
+def test_two_at_once(cluster: Path) -> None:
+    with LocalPostgres(cluster, durable=False) as one, LocalPostgres(durable=False) as two:
         assert one.port != two.port
         query(one.url, "CREATE TABLE here (n int)")
         assert query(two.url, "SELECT to_regclass('here') IS NULL")
 
 
-def test_a_directory_in_use_is_refused(reachable: Path) -> None:
-    with LocalPostgres(reachable / "used", durable=False) as server:
+def test_a_directory_in_use_is_refused(cluster: Path) -> None:
+    with LocalPostgres(cluster, durable=False) as server:
         with pytest.raises(LocalServerError, match=f"in use by the server with process id {server.pid}:") as raised:
-            LocalPostgres(reachable / "used").start()
+            LocalPostgres(cluster).start()
         assert raised.value.pid == server.pid
         assert query(server.url, "SELECT 1") == 1
 
 
-def test_a_port_taken_between_choosing_and_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_taken_between_choosing_and_binding(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = local_postgres._free_port
         ports = iter([taken.getsockname()[1]])
         monkeypatch.setattr(local_postgres, "_free_port", lambda: next(ports, None) or free())
-        with LocalPostgres(durable=False) as server:
+        with LocalPostgres(cluster, durable=False) as server:
             assert server.port != taken.getsockname()[1]
 
 
-def test_a_bad_setting_shows_the_log(reachable: Path) -> None:
+def test_a_bad_setting_shows_the_log(cluster: Path) -> None:
     with pytest.raises(LocalServerError, match="unrecognized configuration parameter"):
-        LocalPostgres(reachable / "bad", settings={"no_such_setting": "1"}).start()
-    with LocalPostgres(reachable / "bad", durable=False) as server:
+        LocalPostgres(cluster, settings={"no_such_setting": "1"}).start()
+    with LocalPostgres(cluster, durable=False) as server:
         assert query(server.url, "SELECT 1") == 1
 
 
-def test_a_stale_pid_file_of_another_process(reachable: Path) -> None:
-    server = LocalPostgres(reachable / "stale", durable=False)
+def test_a_stale_pid_file_of_another_process(cluster: Path) -> None:
+    server = LocalPostgres(cluster, durable=False)
     with server:
         pid_file = server.directory / "data" / "postmaster.pid"
         lines = pid_file.read_text().splitlines()
@@ -117,8 +127,10 @@ def test_a_cluster_half_made_is_made_again(reachable: Path, monkeypatch: pytest.
         assert query(server.url, "SELECT 1") == 1
 
 
-def test_a_fork_does_not_stop_the_server_nor_keep_it_alive(gone: Callable[[list[psutil.Process]], bool]) -> None:
-    server = LocalPostgres(durable=False).start()
+def test_a_fork_does_not_stop_the_server_nor_keep_it_alive(
+    cluster: Path, gone: Callable[[list[psutil.Process]], bool]
+) -> None:
+    server = LocalPostgres(cluster, durable=False).start()
     processes = [psutil.Process(server.keeper_pid), psutil.Process(server.pid)]
     read, write = os.pipe()
     fork = os.fork()
@@ -137,8 +149,8 @@ def test_a_fork_does_not_stop_the_server_nor_keep_it_alive(gone: Callable[[list[
     assert os.waitpid(fork, 0)[1] == 0
 
 
-def test_killing_the_server_is_noticed_by_stop(reachable: Path) -> None:
-    server = LocalPostgres(reachable / "killed", durable=False)
+def test_killing_the_server_is_noticed_by_stop(cluster: Path) -> None:
+    server = LocalPostgres(cluster, durable=False)
     with server:
         os.kill(server.pid, signal.SIGKILL)
     with server:

@@ -1,7 +1,7 @@
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from support.ordinary_user import reachable_directory
 from txbox_local import LocalPostgres, LocalServerError
 from txbox_local.postgres import installation
 from txbox_local.postgres.installation import bin_directory, find_installation
@@ -27,20 +28,26 @@ def test_an_ordinary_user(start_owner: Callable[..., Any], as_nobody: dict[str, 
     assert not directory.exists()
 
 
+@pytest.fixture(scope="module")
+def private_packages() -> Iterator[Path]:
+    """An installation below a directory that only root can enter."""
+    with reachable_directory() as directory:
+        packages = directory / "private" / "site-packages"
+        for name in installation.COPIED:
+            shutil.copytree(bin_directory().parents[2] / name, packages / name, symlinks=True)
+        (directory / "private").chmod(0o700)
+        yield packages
+
+
 @pytest.fixture
-def unreachable(reachable: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installation below a directory that only root can enter, and an empty cache."""
-    packages = reachable / "private" / "site-packages"
-    for name in installation.COPIED:
-        shutil.copytree(bin_directory().parents[2] / name, packages / name, symlinks=True)
-    (reachable / "private").chmod(0o700)
-    monkeypatch.setattr(installation, "_site_packages", lambda: packages)
+def unreachable(private_packages: Path, reachable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That installation is the one to be used, and the cache is empty."""
+    monkeypatch.setattr(installation, "_site_packages", lambda: private_packages)
     monkeypatch.setattr(installation, "CACHE_DIRECTORY", reachable / "cache")
-    return packages
 
 
 @root_only
-def test_an_unreachable_installation_is_copied_once(unreachable: Path, reachable: Path) -> None:
+def test_an_unreachable_installation_is_copied_once(unreachable: None, reachable: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda _: find_installation(), range(3)))
     assert len(set(found)) == 1
@@ -56,7 +63,7 @@ def test_an_unreachable_installation_is_copied_once(unreachable: Path, reachable
 
 
 @root_only
-def test_a_copy_that_others_could_change_is_not_run(unreachable: Path, reachable: Path) -> None:
+def test_a_copy_that_others_could_change_is_not_run(unreachable: None, reachable: Path) -> None:
     (reachable / "cache").mkdir()
     (reachable / "cache").chmod(0o777)
     with pytest.raises(LocalServerError, match="could be changed by others than root"):

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
-import txbox_migrations
+from support.postgres.tables import make_tables
 from txbox import Message
 
 PURCHASE = Message("p-1", b'{"account_id": "ann", "cents": 2500}')
@@ -41,8 +41,8 @@ def template(database_url: str, admin_engine: Engine) -> Iterator[str]:
     with admin_engine.connect() as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")
     url = make_url(database_url).set(database=name)
-    txbox_migrations.upgrade_database(url.render_as_string(hide_password=False))
     engine = create_engine(url)
+    make_tables(engine)
     with engine.begin() as connection:
         connection.exec_driver_sql(TABLES)
     engine.dispose()

@@ -1,8 +1,9 @@
 """A single fault: what it does to a delivery, and to a relay; and where it cannot happen."""
 
 import signal
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -113,45 +114,72 @@ def test_a_relay_that_is_killed_has_its_messages_sent_again_under_the_same_id(
 
 
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, traceback
 from sqlalchemy import create_engine
-from txbox import Inbox, Message
+from txbox import Inbox
 from txbox.instrumentation import Committed, Received
 from txbox.testing import kill_at
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 from integration.txbox_testing.conftest import ADD, BOOK, PURCHASE
 
-url, place = sys.argv[1:]
-own = create_engine(url)
+def work(url, place):
+    own = create_engine(url)
 
-def die(at):
-    if place == at:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def die(at):
+        if place == at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def handler(session, message):
-    die("begun")
-    session.execute(ADD)
-    die("statement")
-    with own.begin() as connection:
-        connection.execute(BOOK, {"note": "own"})
-    die("closed")
-    session.execute(ADD)
-    die("handled")
+    def handler(session, message):
+        die("begun")
+        session.execute(ADD)
+        die("statement")
+        with own.begin() as connection:
+            connection.execute(BOOK, {"note": "own"})
+        die("closed")
+        session.execute(ADD)
+        die("handled")
 
-hooks = [kill_at({"received": Received, "committed": Committed}[place])] if place in ("received", "committed") else []
-Worker(MemorySource([PURCHASE]), inbox=Inbox("test"), engine=create_engine(url), handler=handler, hooks=hooks).run()
+    event = {"received": Received, "committed": Committed}.get(place)
+    options = {"inbox": Inbox("test"), "engine": create_engine(url), "hooks": [kill_at(event)] if event else []}
+    Worker(MemorySource([PURCHASE]), handler=handler, **options).run()
+
+for line in sys.stdin:
+    child = os.fork()  # to start a process for each takes longer
+    if child == 0:
+        try:
+            work(*line.split())
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def work_and_die() -> Iterator[Callable[[str, str], int]]:
+    """Have a process work on a database that dies at a place; return its status."""
+    with start_python("-c", PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+
+        def run(url: str, place: str) -> int:
+            print(url, place, file=program.stdin, flush=True)
+            return int(program.stdout.readline())
+
+        yield run
 
 
 @pytest.mark.parametrize("place", ["received", "begun", "statement", "closed", "handled", "committed"])
 def test_a_simulated_death_leads_to_what_sigkill_leads_to(
-    engine: Engine, own: Engine, make_database: Callable[..., str], place: str
+    engine: Engine,
+    own: Engine,
+    make_database: Callable[..., str],
+    work_and_die: Callable[[str, str], int],
+    place: str,
 ) -> None:
-    """A trial is as good as its deaths: hence the programs, which die where the handler here is killed."""
+    """A trial is as good as its deaths: hence the processes, which die where the handler here is killed."""
     other = make_database(f"TEMPLATE {engine.url.database}")
-    with start_python("-c", PROGRAM, other, place) as program:
-        assert program.wait(60) == -signal.SIGKILL
+    assert work_and_die(other, place) == -signal.SIGKILL
 
     def handler(session: Any, message: Message) -> None:
         session.execute(ADD)

@@ -27,7 +27,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from txbox import Inbox, Message, Outbox, Outcome
 from txbox.relay import FunctionPublisher
-from txbox_testing import NotIdempotent, crash_at
+from txbox_testing import NotIdempotent, crash_at, duplicate
 
 PURCHASE = Message("p-1", b"")
 ADD = text("UPDATE account SET cents = cents + 1")
@@ -44,7 +44,7 @@ def anyio_backend():
     return "asyncio"
 
 def test_trial(txbox_trial):
-    txbox_trial(apply, PURCHASE)
+    txbox_trial(apply, PURCHASE, faults=[duplicate()])
 
 def test_not_idempotent(txbox_trial, txbox_database):
     own = create_engine(txbox_database)
@@ -52,7 +52,7 @@ def test_not_idempotent(txbox_trial, txbox_database):
         with own.begin() as connection:
             connection.execute(ADD)
     with pytest.raises(NotIdempotent, match="handler is not idempotent"):
-        txbox_trial(handler, PURCHASE)
+        txbox_trial(handler, PURCHASE, faults=[crash_at("handled")])
     own.dispose()
 
 @pytest.mark.anyio
@@ -79,7 +79,7 @@ async def test_pytest_asyncio(txbox_deliver, txbox_trial, account):
     delivered = txbox_deliver(apply_in_loop, PURCHASE, fault=crash_at("committed"))
     assert delivered.outcome is Outcome.DUPLICATE
     assert await account() == 1
-    txbox_trial(apply_in_loop, Message("p-2", b""))
+    txbox_trial(apply_in_loop, Message("p-2", b""), faults=[duplicate()])
 
 def test_relay(txbox_engine, txbox_relay):
     with txbox_engine.begin() as connection:
@@ -103,12 +103,19 @@ def pytest_sessionfinish():
 def run_pytest(project: Path, *arguments: str) -> str:
     """Run the tests of a project as its own pytest would, with the plugin as an entry point loads it."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-m", "pytest", "-p", "txbox_testing.plugin", "-p", "no:cacheprovider", "-W", "error"]
+    plugins = ("txbox_testing.plugin", "anyio", "pytest_asyncio.plugin", "xdist", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", *(f"-p{plugin}" for plugin in plugins), "-W", "error"]
     command += ["-o", "asyncio_default_fixture_loop_scope=function"]  # else pytest-asyncio warns
     ended = subprocess.run(
         [*command, "-c", os.devnull, "--rootdir", ".", *arguments],
         cwd=project,
-        env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+        # Other plugins take a second of each process.
+        env={
+            **os.environ,
+            "PYTHONPATH": paths,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         timeout=150,

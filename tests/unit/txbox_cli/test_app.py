@@ -160,8 +160,11 @@ def pages(group: Any = None, *path: str) -> Iterator[tuple[str, ...]]:
         yield from pages(command, *path, name)
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("path", list(pages()), ids=lambda path: " ".join(("txbox", *path)))
+@pytest.mark.parametrize(
+    ("path", "columns"),
+    [*((path, 80) for path in pages()), ((), 120), (("bulk-load",), 120)],
+    ids=lambda value: str(value) if isinstance(value, int) else " ".join(("txbox", *value)),
+)
 def test_help_fills_its_lines_and_cuts_nothing_off(
     path: tuple[str, ...], columns: int, txbox: Txbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,13 +235,6 @@ def test_an_interrupt_is_told_as_shells_do(
     txbox("status").failed_in_one_line(130, "interrupted")
 
 
-def test_the_script_and_the_module_are_the_same_program() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "txbox_cli", "--version"], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert ended.stdout == f"txbox {library.__version__}\n"
-
-
 WITHOUT_EXTRA = """
 import sys
 for missing in ("typer", "rich", "pydantic", "pydantic_settings"):
@@ -264,21 +260,17 @@ def test_without_the_extra_it_says_what_to_install() -> None:
         Ended(1, "", f"{line}\n").failed_in_one_line(1, f"txbox: {missing}", "pip install 'txbox[cli]'")
 
 
-def test_without_any_extra_dev_asks_for_the_one_that_brings_the_other() -> None:
-    program = "import sys\nsys.modules['psutil'] = sys.modules['boto3'] = None\nfrom txbox_cli.app import run\n"
+def test_the_programs_own_click_is_not_needed_and_dev_asks_for_the_extra_that_brings_the_other() -> None:
+    program = "import sys\nsys.modules |= dict.fromkeys(('click', 'psutil', 'boto3'))\nfrom txbox_cli.app import run\n"
     ended = subprocess.run(
-        [sys.executable, "-c", f"{program}sys.exit(run(['dev']))"],
+        [sys.executable, "-c", f"{program}run(['nosuch'])\nsys.exit(run(['dev']))"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    Ended(ended.returncode, ended.stdout, ended.stderr).failed_in_one_line(
+    asked, without = ended.stderr.splitlines(keepends=True)
+    Ended(2, ended.stdout, asked).failed_in_one_line(2, "No such command")
+    Ended(ended.returncode, ended.stdout, without).failed_in_one_line(
         1, "the local servers are not installed", "pip install 'txbox[embedded]'"
     )
-
-
-def test_the_programs_own_click_is_not_needed() -> None:
-    program = "import sys; sys.modules['click'] = None; from txbox_cli.app import run; sys.exit(run(['nosuch']))"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    Ended(ended.returncode, ended.stdout, ended.stderr).failed_in_one_line(2, "No such command")
