@@ -215,6 +215,7 @@ class TestUnclosedQuotes:
         ('id,note\ra,"b\rc,d\r', 'a,"b'),
         ('\ufeff"id",note\na,"b\n', 'a,"b'),
         ('id,note\na,"x" , y\nb,"é\n', 'b,"é'),
+        ('id,note\n"a\nb" ,"c\nd\n', 'b" ,"c'),
         ("id,note\na," + 100_000 * '""' + '"b\n', 'a,""'),
     )
 
@@ -234,7 +235,7 @@ class TestUnclosedQuotes:
         with pytest.raises(SourceError, match=rf"/bad.csv ends within quotes.*Such files: {len(self.UNCLOSED)}$"):
             read_events(spark, files, schema="id string, note string")
 
-    @pytest.mark.parametrize("number", [0, 4, 7, 10, 11, 12, 14])
+    @pytest.mark.parametrize("number", [0, 4, 7, 10, 11, 12, 15])
     def test_the_line_is_shown_whose_quote_it_seems_to_be(
         self, spark: SparkSession, write: Callable[..., str], number: int
     ) -> None:
