@@ -161,22 +161,34 @@ def connections_counted(engine: Engine, driver: Driver, url: str) -> Iterator[di
 class TestWithOneDriver:
     """Its executors have the root certificate, and other drivers get none meanwhile."""
 
-    @pytest.mark.parametrize("writer", ["copy", "jdbc"])
     def test_driver_and_executors_check_the_certificate_of_postgres_in_few_connections(
-        self, driver: Driver, engine: Engine, secure_url: str, writer: str
+        self, driver: Driver, engine: Engine, secure_url: str, tmp_path: Path
     ) -> None:
         """Spark runs four tasks at once, and two may connect: those that ask for the writer, and those that load.
 
-        The proxy takes nothing but TLS, and nothing else leads to the URL's port.
+        The proxy takes nothing but TLS, and nothing else leads to the URL's port. Where executors lack psycopg, they
+        cannot copy, and jdbc needs none.
         """
-        asked = {"writer": "auto" if writer == "copy" else writer, "parallelism": 2, "chunk_rows": 500}
+        few = {"parallelism": 2, "chunk_rows": 1_000}
         with connections_counted(engine, driver, secure_url) as most:
-            report = driver.load(**request(secure_url, **asked), python=sys.executable)
-        assert report["writer"] == writer
+            report = driver.load(**request(secure_url, writer="auto", **few), python=sys.executable)
+        assert report["writer"] == "copy"
         assert_exact(engine, report)
-        merging = 2 if writer == "jdbc" else 0  # the driver merges what executors have staged
         assert 1 <= most["executors"] <= 2, most
-        assert 1 <= most["driver"] <= BESIDE_CHUNKS + merging, most
+        assert 1 <= most["driver"] <= BESIDE_CHUNKS, most
+
+        emptied(engine)
+        without = python_without(tmp_path, "psycopg")
+        error = driver.refused(**request(secure_url, writer="copy"), python=without)
+        assert error.startswith("SparkSetupError: writer copy cannot run: executor ")
+        assert " has no psycopg; give the executors a Python that has txbox[spark]: --archives " in error
+        assert rows(engine, "SELECT FROM bulk_load") == [], "it is refused before a run begins"
+
+        with connections_counted(engine, driver, secure_url) as most:
+            report = driver.load(**request(secure_url, writer="jdbc", **few), python=without)
+        assert_exact(engine, report)
+        assert 1 <= most["executors"] <= 2, most
+        assert 1 <= most["driver"] <= BESIDE_CHUNKS + 2, most  # it merges what executors have staged
 
     @pytest.mark.slow
     def test_format_txbox_checks_the_certificate_of_postgres(
@@ -199,17 +211,6 @@ class TestWithOneDriver:
         url = make_url(secure_url).update_query_dict({"sslrootcert": "local.pem"}).render_as_string(hide_password=False)
         assert "local.pem" in driver.refused(**request(url, writer="jdbc"), python=sys.executable)
         assert rows(engine, "SELECT FROM effect") == []
-
-    def test_copy_is_refused_where_executors_lack_psycopg_and_jdbc_needs_none(
-        self, driver: Driver, engine: Engine, secure_url: str, tmp_path: Path
-    ) -> None:
-        without = python_without(tmp_path, "psycopg")
-        error = driver.refused(**request(secure_url, writer="copy"), python=without)
-        assert error.startswith("SparkSetupError: writer copy cannot run: executor ")
-        assert " has no psycopg; give the executors a Python that has txbox[spark]: --archives " in error
-        assert rows(engine, "SELECT FROM bulk_load") == [], "it is refused before a run begins"
-        report = driver.load(**request(secure_url, writer="jdbc"), python=without)
-        assert_exact(engine, report)
 
 
 # --- what executors lack ---------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """An archive against the inbox, by a real Spark and a real Postgres; what to expect is worked out in Python."""
 
-import json
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -39,14 +38,12 @@ def record(engine: Engine, ids: Iterable[str], subscriber: str = "billing", **pl
 
 
 @pytest.fixture
-def archive(spark: SparkSession, tmp_path: Path) -> Callable[..., DataFrame]:
-    """Write events with these ids to a file, each with a number of its own, and read it."""
+def archive(spark: SparkSession) -> Callable[..., DataFrame]:
+    """Make events with these ids, each with a number of its own."""
 
     def archive(ids: Iterable[str | None]) -> DataFrame:
-        path = tmp_path / "archive.jsonl"
-        lines = [json.dumps({"event_id": one, "number": number}) for number, one in enumerate(ids)]
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        return read_events(spark, [str(path)], schema="event_id string, number int")
+        events = [(one, number) for number, one in enumerate(ids)]
+        return spark.createDataFrame(events, "event_id string, number int").coalesce(1)
 
     return archive
 

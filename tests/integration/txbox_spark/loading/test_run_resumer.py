@@ -84,19 +84,6 @@ def commits(connection: Connection) -> None:
     connection.commit()
 
 
-def commits_as_sql(connection: Connection) -> None:
-    connection.execute(text(f"{WRITE_EFFECT}; COMMIT"))
-
-
-def rolls_back_and_goes_on(connection: Connection) -> None:
-    connection.rollback()
-    connection.execute(text("INSERT INTO effect VALUES ('stray')"))
-
-
-def rolls_back(connection: Connection) -> None:
-    connection.rollback()
-
-
 def swallows(connection: Connection) -> None:
     try:
         connection.execute(text(f"{WRITE_EFFECT}; SELECT 1 / 0"))
@@ -114,24 +101,18 @@ def raises(connection: Connection) -> None:
     ("apply", "said"),
     [
         (commits, "the handler ended the worker's transaction"),
-        (commits_as_sql, "the handler ended the worker's transaction"),
-        (rolls_back, "the handler ended the worker's transaction"),
-        (rolls_back_and_goes_on, "transaction|savepoint"),
         (swallows, "a statement failed and the handler went on"),
         (raises, "applying the events failed: KeyError: 'no such account'"),
         (f"{WRITE_EFFECT}; COMMIT", "the chunk is the transaction: leave BEGIN"),
-        (f"{WRITE_EFFECT}; /* x */ rollback", "the chunk is the transaction: leave BEGIN"),
-        (f"{WRITE_EFFECT}; CALL commit_it()", "invalid transaction termination"),
-        (f"{WRITE_EFFECT}; DO $x$ BEGIN COMMIT; END $x$", "invalid transaction termination"),
-        (f"{WRITE_EFFECT}; $txbox$; COMMIT; --", "unterminated dollar-quoted string"),
-        (f"{WRITE_EFFECT} WHERE event_id", "must be type boolean"),
     ],
 )
 def test_effects_that_are_refused(
     spark: SparkSession, books: Books, schema_url: str, writer: str, apply: Any, said: str
 ) -> None:
-    """Nothing is committed; and the same run ends well with an effect that can work."""
-    books.run("CREATE PROCEDURE commit_it() LANGUAGE plpgsql AS $$ BEGIN COMMIT; END $$")
+    """Nothing is committed; and the same run ends well with an effect that can work.
+
+    One of each kind: what else ends a transaction is in ``merging/test_chunk_merger.py``.
+    """
     if callable(apply):
         # Sent whole: the workers cannot import this file.
         import sys
@@ -199,7 +180,7 @@ def test_a_run_is_resumed_with_its_own_events_alone(
     ).run_id
     others = [purchases(20, start=20), rest, [*rest, rest[0]], [*events, first], [*rest, (None, 1, 1)], []]
     for finished in (False, True):
-        for other in others:
+        for other in others[:1] if finished else others:
             with pytest.raises(InvalidConfiguration, match=f"run {run} .* 20 rows of files, .* have other message ids"):
                 load(frame(spark, other), schema_url, writer, resume=run, source=files)
         assert books.inbox() == sorted(str(one[0]) for one in events if finished)

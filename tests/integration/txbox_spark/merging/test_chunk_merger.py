@@ -15,7 +15,17 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from support.spark.bulk_loads import SUBSCRIBER, Books
 from support.waiting import wait_until
-from txbox import EffectFailed, Outbox, SqlEffect, StatementLeftOpen, TransactionAborted, TransactionEnded
+from txbox import (
+    DeadLetter,
+    DeadLetters,
+    EffectFailed,
+    Outbox,
+    Reason,
+    SqlEffect,
+    StatementLeftOpen,
+    TransactionAborted,
+    TransactionEnded,
+)
 from txbox.effects import publication
 from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.sqlstates import sqlstate
@@ -171,6 +181,15 @@ def test_another_subscriber_is_nothing_to_it(books: Books, merge: Callable[..., 
     books.record([one for one, *_ in EVENTS], subscriber="shipping")
     assert merge().result(20) == len(EVENTS)
     require_merged(books)
+
+
+def test_what_is_parked_is_counted_and_not_applied(
+    engine: Engine, books: Books, merge: Callable[..., "Future[int | None]"]
+) -> None:
+    DeadLetters(engine).park(DeadLetter(SUBSCRIBER, "e3", Reason.FAILED, "no", 3, "queue", b""))
+    assert merge().result(20) == len(EVENTS) - 1
+    assert "e3" not in {one for one, *_ in books.effects()}
+    assert books.rows("SELECT already_processed, parked, applied FROM bulk_load_chunk") == [(1, 1, len(EVENTS) - 1)]
 
 
 @pytest.mark.parametrize("first_ends", ["commit", "rollback"])
@@ -417,6 +436,17 @@ def test_what_the_effect_sets_is_not_for_our_own_statements(
         books.run(f"DROP SCHEMA {other}", f"DROP ROLE {other}")
 
 
+def test_an_effect_goes_back_to_its_own_savepoint(books: Books, merge: Callable[..., "Future[int | None]"]) -> None:
+    def apply(connection: Connection) -> None:
+        with suppress(DBAPIError), connection.begin_nested():
+            connection.execute(text("INSERT INTO effect SELECT 'twice' FROM fresh_event"))
+            connection.execute(text("SELECT 1 / 0"))
+        by_statements(connection)
+
+    assert merge(apply).result(20) == len(EVENTS)
+    require_merged(books)
+
+
 def commits(connection: Connection) -> None:
     connection.execute(text("INSERT INTO effect VALUES ('stray')"))
     connection.commit()
@@ -433,6 +463,15 @@ def commits_within_a_text(connection: Connection) -> None:
 def commits_behind_sqlalchemy_and_goes_on(connection: Connection) -> None:
     with suppress(psycopg.Error):
         connection.connection.dbapi_connection.commit()
+    connection.execute(text("INSERT INTO effect VALUES ('stray')"))
+
+
+def rolls_back(connection: Connection) -> None:
+    connection.rollback()
+
+
+def rolls_back_and_goes_on(connection: Connection) -> None:
+    connection.rollback()
     connection.execute(text("INSERT INTO effect VALUES ('stray')"))
 
 
@@ -463,6 +502,8 @@ _LEFT_OPEN: list[Any] = []
         (commits_as_sql, TransactionEnded),
         (commits_within_a_text, TransactionEnded),
         (commits_behind_sqlalchemy_and_goes_on, TransactionEnded),
+        (rolls_back, TransactionEnded),
+        (rolls_back_and_goes_on, ApplyFailed),
         (rolls_back_behind_sqlalchemy_and_goes_on, TransactionEnded),
         (swallows, TransactionAborted),
     ],
@@ -481,3 +522,21 @@ def test_an_effect_that_ends_the_transaction(
     assert (books.inbox(), books.effects(), books.chunks(RUN)) == ([], {}, [])
     assert merge().result(20) == len(EVENTS)
     require_merged(books)
+
+
+@pytest.mark.parametrize(
+    ("statements", "why"),
+    [
+        ("/* x */ rollback", "the chunk is the transaction: leave BEGIN"),
+        ("CALL commit_it()", "invalid transaction termination"),
+        ("DO $x$ BEGIN COMMIT; END $x$", "invalid transaction termination"),
+        ("$txbox$; COMMIT; --", "unterminated dollar-quoted string"),
+    ],
+)
+def test_statements_that_end_the_transaction(
+    books: Books, merge: Callable[..., "Future[int | None]"], statements: str, why: str
+) -> None:
+    books.run("CREATE PROCEDURE commit_it() LANGUAGE plpgsql AS $$ BEGIN COMMIT; END $$")
+    with pytest.raises(ApplyFailed, match=why):
+        merge(f"{APPLY}; {statements}").result(20)
+    assert (books.inbox(), books.effects(), books.chunks(RUN)) == ([], {}, [])

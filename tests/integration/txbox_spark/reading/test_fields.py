@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 from support.aws.lambda_events import Context, event, record
 from support.aws.lambda_functions import NOTHING
 from support.effects import FIELDS, GOOD, HALF_A_PAIR, MALFORMED, MORE_THAN_ONE
+from support.spark.bulk_loads import COPY_FIRST
 from support.workers.memory_worker import work_off
 from txbox import Inbox, InvalidConfiguration, Message, Outbox, SqlEffect
 from txbox.effects.fields import read_fields
@@ -28,7 +29,7 @@ def with_id(body: str, message_id: str) -> str:
     return body.replace("{", first, 1) if body.lstrip().startswith("{") else body
 
 
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_a_load_applies_and_rejects_what_a_worker_applies_and_parks(
     spark: Any, engine: Engine, schema_url: str, tmp_path: Path, writer: str
 ) -> None:
@@ -76,7 +77,7 @@ SELECT customer_id AS key, jsonb_build_object('of', message_id, 'cents', cents) 
   jsonb_build_object('kind', 'billed') AS headers, interval '1 day' AS delay FROM fresh_event"""
 
 
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_a_load_publishes_what_a_worker_and_a_function_of_lambda_publish(
     spark: Any, engine: Engine, schema_url: str, tmp_path: Path, writer: str
 ) -> None:

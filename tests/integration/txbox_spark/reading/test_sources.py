@@ -39,13 +39,11 @@ class TestParquetOfSeveralSchemas:
             spark.sql(f"SELECT 'e{day}' AS event_id, {units} AS units{note}").write.parquet(f"{tmp_path}/a/day={day}")
         return str(tmp_path / "a")
 
-    def test_has_the_columns_of_every_file(self, spark: SparkSession, archive: str) -> None:
+    def test_has_the_columns_of_every_file_or_on_request_of_one(self, spark: SparkSession, archive: str) -> None:
         frame = read_events(spark, [archive])
         assert sorted(frame.columns) == ["day", "event_id", "note", "units"]
         found = sorted(rows(frame.select("event_id", "units", "note", "day")))
         assert found == [("e1", 1, None, "1"), ("e2", 2, "n", "2")]
-
-    def test_has_those_of_one_file_on_request(self, spark: SparkSession, archive: str) -> None:
         assert len(read_events(spark, [archive], options={"mergeschema": "false"}).columns) < 4
 
     def test_conflicting_types_are_refused_with_both(self, spark: SparkSession, archive: str) -> None:
@@ -73,15 +71,12 @@ class TestJson:
         good = ['{"event_id":"007","amount":12.10,"units":1}', '{"event_id":"b"}', ""]
         return write("events.jsonl", "\n".join([*good, *self.MALFORMED]) + "\n")
 
-    def test_malformed_lines_stay_with_their_text(self, spark: SparkSession, path: str) -> None:
+    def test_malformed_lines_stay_with_their_text_whatever_is_asked_for(self, spark: SparkSession, path: str) -> None:
         frame = read_events(spark, [path], schema=SCHEMA)
         assert frame.columns == ["event_id", "amount", "units", CORRUPT_RECORD]
         found = rows(frame)
         assert found[:2] == [("007", Decimal("12.10"), 1, None), ("b", None, None, None)]
         assert tuple(row[-1] for row in found[2:]) == self.MALFORMED
-
-    def test_they_are_malformed_whatever_is_asked_for(self, spark: SparkSession, path: str) -> None:
-        frame = read_events(spark, [path], schema=SCHEMA)
         malformed = frame.where(f"{CORRUPT_RECORD} IS NOT NULL")
         assert malformed.count() == len(self.MALFORMED)
         assert tuple(row[0] for row in malformed.select(CORRUPT_RECORD).collect()) == self.MALFORMED
@@ -197,12 +192,10 @@ class TestValuesInNamesOfFolders:
         events.write.option("header", "true").format(request.param).save(f"{tmp_path}/archive/store=007")
         return str(tmp_path / "archive")
 
-    def test_are_texts(self, spark: SparkSession, archive: str) -> None:
+    def test_are_texts_or_what_the_schema_says(self, spark: SparkSession, archive: str) -> None:
         assert rows(read_events(spark, [archive]).select("event_id", "store")) == [("a", "007")]
         frame = read_events(spark, [archive], schema="event_id string, amount decimal(2,1)")
         assert rows(frame.select("amount", "store")) == [(Decimal("1.5"), "007")]
-
-    def test_are_what_the_schema_says(self, spark: SparkSession, archive: str) -> None:
         frame = read_events(spark, [archive], schema="event_id string, amount decimal(2,1), store int")
         assert rows(frame.select("amount", "store")) == [(Decimal("1.5"), 7)]
 

@@ -1,11 +1,13 @@
-"""Format txbox over Spark Connect, with a server on this machine; and what needs a Spark in its own process."""
+"""Format txbox over Spark Connect, from a process without a JVM; and what needs a Spark in its own process."""
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from support.spark.bulk_loads import APPLY, COLUMNS, SUBSCRIBER, Books, purchases
 
@@ -19,8 +21,8 @@ from support.spark.bulk_loads import purchases
 from txbox import InvalidConfiguration
 from txbox_spark import bulk_load, inbox_sink, reconcile
 
-url, apply = sys.argv[1:]
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
+server, url, apply = sys.argv[1:]
+spark = SparkSession.builder.remote(server).getOrCreate()
 events = spark.createDataFrame(purchases(100), {COLUMNS!r})
 given = dict(subscriber={SUBSCRIBER!r}, message_id="event_id", apply=apply)
 events.write.format("txbox").mode("append").option("url", url).options(**given).save()
@@ -43,11 +45,23 @@ spark.stop()
 """
 
 
-def test_a_frame_of_spark_connect_is_written_and_the_inbox_is_read(schema_url: str, books: Books) -> None:
+@pytest.fixture
+def server(spark: SparkSession) -> Iterator[str]:
+    """Where Spark Connect answers, of the Spark that all tests have."""
+    package: Any = spark._jvm.org.apache.spark.sql.connect.service  # type: ignore[union-attr]
+    service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
+    context: Any = spark.sparkContext._jsc.sc()  # type: ignore[attr-defined]
+    context.conf().set("spark.connect.grpc.binding.address", "127.0.0.1")
+    context.conf().set("spark.connect.grpc.binding.port", "0")
+    service.start(context)
+    yield f"sc://127.0.0.1:{service.localPort()}"
+    service.stop(*(getattr(service, f"stop$default${number}")() for number in (1, 2)))
+
+
+def test_a_frame_of_spark_connect_is_written_and_the_inbox_is_read(server: str, schema_url: str, books: Books) -> None:
     paths = [path for path in sys.path if path]
     ended = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}\n{PROGRAM}", schema_url, APPLY],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYSPARK_PYTHON": sys.executable},
+        [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}\n{PROGRAM}", server, schema_url, APPLY],
         capture_output=True,
         text=True,
         timeout=170,

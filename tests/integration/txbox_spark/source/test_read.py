@@ -7,6 +7,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Engine
 
+from pyspark_txbox import DefaultSource
 from support.spark.bulk_loads import APPLY, COLUMNS, SUBSCRIBER, Books, purchases
 from txbox.maintenance.rotation import Generations, InboxConversion
 
@@ -76,6 +77,17 @@ def test_times_and_bodies_are_as_in_postgres(spark: SparkSession, engine: Engine
     assert sorted(row[0] for row in sent.select("position").collect()) == list(range(1, 61))
     micros = sent.selectExpr("unix_micros(published_at)").distinct().collect()
     assert [row[0] for row in micros] == [int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000 + 1]
+
+
+def test_it_may_be_registered_under_a_name(spark: SparkSession, schema_url: str, books: Books) -> None:
+    class Registered(DefaultSource):
+        @classmethod
+        def name(cls) -> str:
+            return "txbox_registered"
+
+    books.record(["a", "b"])
+    spark.dataSource.register(Registered)
+    assert spark.read.format("txbox_registered").options(url=schema_url, table="inbox").load().count() == 2
 
 
 def test_loads_have_the_counts_of_their_reports(spark: SparkSession, schema_url: str, books: Books) -> None:

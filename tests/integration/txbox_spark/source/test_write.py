@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 from sqlalchemy import Engine
 from sqlalchemy.schema import DropSchema
 
 from support.postgres.tables import make_tables
 from support.spark.bulk_loads import APPLY, APPLY_ALLOWED, COLUMNS, SUBSCRIBER, Books, Purchase, purchases
+from txbox import InvalidConfiguration
+from txbox_spark.source import TxboxSource
 
 COUNTS = ("read", "rejected", "duplicate_in_source", "already_processed", "parked", "expired", "applied")
 
@@ -121,10 +124,17 @@ def test_a_failed_effect_is_in_the_ledger_and_what_committed_stays(
     books.require_applied(events)
 
 
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    spark: SparkSession, schema_url: str, books: Books
+) -> None:
+    with pytest.raises(PySparkException, match="subscribr is no option of a write; did you mean subscriber"):
+        write(frame(spark, purchases(3), 1), schema_url, subscribr="x")
+    assert loads(books) == []
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"subscribr": "x"}, "subscribr is no option of a write; did you mean subscriber?"),
         ({"message_id": "concat(event_id, 'x')"}, "a data source cannot work an expression out, so add it as a column"),
         ({"apply": "no_such_module:apply"}, "no_such_module:apply cannot be imported"),
         ({"apply": "nowhere.sql"}, "cannot read nowhere.sql"),
@@ -135,12 +145,11 @@ def test_a_failed_effect_is_in_the_ledger_and_what_committed_stays(
         ({"sent_at": "amount"}, "sent_at must name a column of the events that is a timestamp"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(
-    spark: SparkSession, schema_url: str, books: Books, changed: dict[str, str], said: str
-) -> None:
-    with pytest.raises(PySparkException, match=said.replace("(", r"\(").replace("?", r"\?")):
-        write(frame(spark, purchases(3), 1), schema_url, **changed)
-    assert loads(books) == []
+def test_options_and_columns_that_cannot_work(schema_url: str, changed: dict[str, str], said: str) -> None:
+    given = {"url": schema_url, "subscriber": SUBSCRIBER, "message_id": "event_id", "apply": APPLY, **changed}
+    columns = StructType().add("event_id", "string").add("account_id", "integer").add("amount", "long")
+    with pytest.raises(InvalidConfiguration, match=said):
+        TxboxSource(given).writer(columns, overwrite=False)
 
 
 def test_a_url_that_cannot_be_read_is_not_shown(spark: SparkSession) -> None:
