@@ -133,8 +133,11 @@ def main() -> int:
     ]
     if not chosen:
         parser.error("there is no such mutation")
-    for _, mutation in chosen:
-        mutation.apply((REPOSITORY / mutation.file).read_text())
+    try:
+        for _, mutation in chosen:
+            mutation.apply((REPOSITORY / mutation.file).read_text())
+    except (ValueError, OSError) as error:
+        parser.exit(1, f"the catalogue does not fit the source: {error}\n")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="txbox-mutations-") as place:
         Path(place).chmod(0o755)  # where root runs the tests, another user runs the servers
