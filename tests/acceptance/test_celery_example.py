@@ -8,6 +8,8 @@ import pytest
 from support.celery_shop.server import valkey_server
 from support.documents import run_readme
 
+pytestmark = pytest.mark.slow  # `make test-pages` runs it, as does CI
+
 
 @pytest.mark.timeout(300)
 def test_what_the_readme_of_the_example_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import Engine
 
-from support.spark.bulk_loads import APPLY, COPY_FIRST, SUBSCRIBER, Books, frame, load, purchases
+from support.spark.bulk_loads import APPLY, SUBSCRIBER, Books, frame, load, purchases
 from support.txbox.horizon import LONG_AGO, forget, id_of
 from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Reason, SqlEffect
 from txbox_spark import ApplyFailed, LoadPlan, Upsert, load_plan, plan_load, read_events
@@ -38,7 +38,7 @@ def everything(books: Books) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("writer", COPY_FIRST)
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
 def test_it_counts_what_the_load_then_counts_and_changes_nothing(
     spark: SparkSession, books: Books, engine: Engine, schema_url: str, writer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

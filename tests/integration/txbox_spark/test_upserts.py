@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import Engine
 
-from support.spark.bulk_loads import COPY_FIRST, SUBSCRIBER, Books, counts, frame, load
+from support.spark.bulk_loads import SUBSCRIBER, Books, counts, frame, load
 from txbox import InvalidConfiguration, RightsMissing
 from txbox_spark import ApplyFailed, BulkLoadFailed, Upsert, inbox_sink, read_events
 
@@ -22,7 +22,7 @@ def at(minute: int) -> datetime:
     return datetime(2026, 1, 31, 12, minute, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("writer", COPY_FIRST)
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
 def test_the_newest_of_each_key_is_there_however_often_it_is_loaded(
     spark: SparkSession, books: Books, schema_url: str, writer: str
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_killed_load_is_resumed(spark: SparkSession, books: Books, schema_url:
     assert (report.applied, books.rows("SELECT count(*), sum(cents) FROM purchase")) == (200, [(200, 19_900)])
 
 
-@pytest.mark.parametrize("writer", COPY_FIRST)
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
 def test_sixty_columns_of_many_types_arrive_as_the_table_has_them(
     spark: SparkSession, books: Books, schema_url: str, tmp_path: Path, writer: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_sixty_columns_of_many_types_arrive_as_the_table_has_them(
         books.run('DROP SCHEMA "Odd" CASCADE')
 
 
-@pytest.mark.parametrize("writer", COPY_FIRST)
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
 def test_nested_events_are_jsonb_and_arrays(
     spark: SparkSession, books: Books, schema_url: str, tmp_path: Path, writer: str
 ) -> None:
