@@ -1,4 +1,4 @@
-"""No garbage is looked for while tests are collected, nor later in what was collected. A plugin of pytest.
+"""No garbage is looked for while tests are collected. A plugin of pytest.
 
 Half a million objects of modules and tests stay until the end. To go through them again and again had a sixth of the
 time of a collection, and each process of a run collects all tests.
@@ -12,10 +12,9 @@ import pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Let the collector of garbage rest, and forget what there is at the end."""
+    """Let the collector of garbage rest."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.freeze()
         gc.enable()

@@ -5,9 +5,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 from celery import Celery
 
 from support.processes import start_python
+from support.waiting import wait_until
 
 
 class Workers:
@@ -37,12 +39,25 @@ class Workers:
         return any(worker.poll() is None for worker in self._started)
 
     def kill(self) -> None:
-        """Kill all that are there."""
+        """Kill all that are there, and wait for the end of their pools.
+
+        A process that was added to a pool has the worker's connections to the broker. While it lives, the broker may
+        give a message to a worker that is dead.
+        """
         for worker in self._started:
             if worker.poll() is None:
+                pool = psutil.Process(worker.pid).children(recursive=True)
                 os.killpg(worker.pid, 9)
                 worker.wait()
+                wait_until(lambda: not any(map(_lives, pool)), "the end of a worker's pool")  # noqa: B023 - called at once
         self._started.clear()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def is_empty(app: Celery) -> bool:

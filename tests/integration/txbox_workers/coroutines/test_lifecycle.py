@@ -1,9 +1,11 @@
 """Start, stop, pause and run of a worker with coroutines, on one event loop and on another."""
 
 import asyncio
+import gc
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -267,6 +269,14 @@ def test_starts_and_stops_need_no_thread_of_the_loop_s_own(business: Business, a
     asyncio.run(run())
 
 
+@pytest.fixture
+def swept() -> Iterator[None]:
+    """What a test leaves as garbage is found before the next one begins, which would be told of it."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("swept")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of connections, as their loop has ended with them
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_loop_that_ends_under_a_worker_leaves_nothing_in_its_hands(
