@@ -60,6 +60,7 @@ def without_java(tmp_path: Path) -> dict[str, str]:
     return {**env, "PATH": str(folder), "JAVA_HOME": ""}
 
 
+@pytest.mark.timeout(400)  # a JVM and three loads with the oldest Spark, on a machine that does other things
 def test_a_task_that_is_run_again_is_a_redelivery_and_the_password_is_in_no_plan(
     schema_url: str, books: Books, tmp_path: Path, without_java: dict[str, str]
 ) -> None:
@@ -76,7 +77,7 @@ def test_a_task_that_is_run_again_is_a_redelivery_and_the_password_is_in_no_plan
         env=without_java,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=340,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
