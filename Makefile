@@ -120,7 +120,7 @@ demo: $(VENV)/.demo-ready ## Run the main job: shop, relays, billing, notificati
 	@$(BIN)/txbox demo $(DEMO)
 
 .PHONY: test
-test: $(VENV)/.spark-classes.jsa ## Run the tests that must always pass (6 minutes); TESTS=tests/unit/test_docs.py for one file
+test: $(VENV)/.spark-classes.jsa ## Run the tests that must always pass (12 minutes on two cores); TESTS=tests/unit/test_docs.py for one file
 	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers and not chaos' $(TESTS)
 
 .PHONY: chaos
