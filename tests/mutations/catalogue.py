@@ -43,8 +43,8 @@ MUTATIONS = (
         "inbox",
         "record takes a duplicate for a new message",
         "inbox/txbox/inbox/inbox.py",
-        "if row[0] == 1:",
-        "if row[0] <= 1:",
+        "if row[0] == 1 or (",
+        "if row[0] <= 1 or (",
         "tests/integration/txbox/inbox/test_transactions.py::test_the_first_time_is_true_and_every_other_time_is_false",
     ),
     Mutation(
@@ -291,6 +291,39 @@ MUTATIONS = (
         "WHERE operation_id = %(operation_id)s AND outcome = 'gone'",
         "tests/integration/txbox/dead_letters/test_letter_operations.py::"
         "test_a_letter_that_fails_waits_and_is_tried_again_by_a_resume",
+    ),
+    Mutation(
+        "redrive",
+        "record takes a copy for parked while it is redriven, where the inbox rotates",
+        "inbox/txbox/inbox/inbox.py",
+        "or (row[1] and self._record_redriven(connection, row[1], digests))",
+        "or (not row and bool(digests))",
+        "tests/integration/txbox/dead_letters/test_copies_of_redrives.py::test_it_waits_for_the_redrive",
+    ),
+    Mutation(
+        "redrive",
+        "a batch takes a copy for parked while it is redriven, where the inbox rotates",
+        "inbox/txbox/inbox/inbox.py",
+        "        if row[2]:",
+        "        if not row:",
+        "tests/integration/txbox/dead_letters/test_copies_of_redrives.py::test_it_waits_for_the_redrive",
+    ),
+    Mutation(
+        "redrive",
+        "a recording does not wait for the redrive of a letter of an older generation",
+        "inbox/txbox/inbox/inbox.sql",
+        "ORDER BY letter.dead_letter_id FOR KEY SHARE OF letter",
+        "ORDER BY letter.dead_letter_id",
+        "tests/integration/txbox/dead_letters/test_copies_of_redrives.py::"
+        "test_a_snapshot_that_is_older_than_the_redrive_does_not_say_parked",
+    ),
+    Mutation(
+        "redrive",
+        "who parks a copy does not wait for its redrive, where the inbox rotates",
+        "inbox/txbox/dead_letters/dead_letters.py",
+        'connection.exec_driver_sql(self._statements.await_redrive, {"dead_letter_id": row.dead_letter_id})',
+        "assert key",
+        "tests/integration/txbox/dead_letters/test_copies_of_redrives.py::test_a_copy_that_is_to_be_parked_waits_too",
     ),
     # --- outbox ------------------------------------------------------------------------------------------------------
     Mutation(

@@ -24,6 +24,9 @@ A redrive takes that row away before it sends, in the transaction that marks the
     R locks the letter ── deletes the row ── sends ── R dies                                A: parked; the letter waits
                                        A, with the copy, records … waits for R ─┘
 
+Where the inbox rotates, that row may be of an older generation, where no primary key makes A wait: then it waits for R
+at the letter's row, and so does who parks the copy (``inbox.sql``, ``await_redrives``).
+
 A discard marks the letter and leaves that row, so copies go on being acked and not run. A redrive and a discard of one
 letter wait for each other at the letter's row, and the second one finds what the first one did.
 
@@ -143,6 +146,9 @@ class DeadLetters:
         marked = {**key, "fingerprint": digest, "dead_letter_id": number}
         if not connection.exec_driver_sql(self._statements.mark_parked, marked).rowcount:
             row = connection.exec_driver_sql(self._statements.find_recorded, key).fetchone()
+            if row is not None and row.dead_letter_id not in (None, number):
+                connection.exec_driver_sql(self._statements.await_redrive, {"dead_letter_id": row.dead_letter_id})
+                row = connection.exec_driver_sql(self._statements.find_recorded, key).fetchone()
             if row is None:  # it was redriven just now
                 raise InFlight(letter.subscriber_id, [letter.message_id])
             kept, parked_as = row
@@ -401,7 +407,10 @@ class DeadLetters:
         return letter_from(row)
 
     def _unpark(self, connection: Connection, letter: DeadLetter, *, beside_others: bool) -> None:
-        """Delete the message's row in the inbox before it is sent: what records the copy waits for this transaction."""
+        """Delete the message's row in the inbox before it is sent: what records the copy waits for this transaction.
+
+        At the primary key; or at the letter's row, which is locked, where the row is of an older generation.
+        """
         key = key_of(letter)
         connection.exec_driver_sql(self._statements.unmark_parked, key)
         if beside_others:

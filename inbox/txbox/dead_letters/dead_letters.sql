@@ -47,8 +47,9 @@ DO UPDATE SET error = excluded.error, order_key = coalesce(parked.order_key, exc
 RETURNING dead_letter_id
 
 -- name: mark_parked
--- Record in the inbox that a message is parked. It waits for a transaction that processes the message. It runs at READ
--- COMMITTED, so its snapshot is never older than a rotation (see inbox.sql).
+-- Record in the inbox that a message is parked. It waits for a transaction that processes the message; not for one that
+-- redrives it, if its row is of an older generation: await_redrive does. It runs at READ COMMITTED, so its snapshot is
+-- never older than a rotation (see inbox.sql).
 -- parameters: subscriber_id text, message_id text, fingerprint bytea, dead_letter_id bigint
 -- returns: nothing; the count of rows is 0 if the inbox has the message
 INSERT INTO {{processed_message}} (subscriber_id, message_id, fingerprint, dead_letter_id)
@@ -72,6 +73,12 @@ WHERE dead_letter_id = %(dead_letter_id)s AND parked_at = now()
 -- returns: fingerprint, dead_letter_id (null if it is not parked)
 SELECT fingerprint, dead_letter_id FROM {{processed_message}}
 WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
+
+-- name: await_redrive
+-- Wait for who redrives a letter, and keep others from it until this transaction ends.
+-- parameters: dead_letter_id bigint
+-- returns: nothing of interest
+SELECT FROM {{dead_letter}} WHERE dead_letter_id = %(dead_letter_id)s FOR KEY SHARE
 
 -- name: unmark_parked
 -- Delete the row in the inbox that says a message is parked, as it is sent through again.

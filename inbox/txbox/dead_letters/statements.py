@@ -11,6 +11,7 @@ class DeadLetterStatements(SqlFile, file="dead_letters.sql", fragments_of=OrderS
     mark_parked: str
     mark_expired: str
     find_recorded: str
+    await_redrive: str
     unmark_parked: str
     mark_others_mismatch: str
     waits_parked: str

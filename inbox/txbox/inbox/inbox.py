@@ -18,7 +18,8 @@ A serialization failure is never read as "duplicate": it passes through, and the
 transaction at REPEATABLE READ or SERIALIZABLE also has one if it records in a generation of a rotating inbox that is
 younger than its snapshot, for it does not see all that was recorded in the older ones (``inbox.sql``).
 
-A message that is parked as a dead letter has a row here, too, with the letter's number (see ``txbox.dead_letters``).
+A message that is parked as a dead letter has a row here, too, with the letter's number (see ``txbox.dead_letters``). A
+redrive deletes that row, so a copy that comes meanwhile waits for it as for A above, whatever generation the row is of.
 
 Rows that a maintainer has deleted are forgotten. What was sent before the subscriber's horizon and has no row is too
 old to judge: ``Expired`` (see ``txbox.horizon.age_judge``). Where nothing is forgotten, there is no horizon.
@@ -111,6 +112,8 @@ class InboxStatements(SqlFile, file="inbox.sql"):
     refuse_snapshot: str
     fingerprints: str
     find_parked: str
+    find_earlier: str
+    await_redrives: str
     unrecord: str
 
 
@@ -206,14 +209,15 @@ class Inbox:
         with self._translated(connection, (message_id,)):
             row = fetch_one(connection, self._statements.record_one, parameters)
         self._check_server(connection, row)
-        if row[0] == 1:
-            if old := self._ages.old({message_id: sent_at}, row[3]):
+        digests = {} if digest is None else {message_id: digest}
+        if row[0] == 1 or (row[1] and self._record_redriven(connection, row[1], digests)):
+            if old := self._ages.old({message_id: sent_at}, row[-2]):
                 expired = self._ages.judge(connection, old)
                 if expired is not None:
                     self._ages.take_back(connection, old, ends=True)
                     raise expired
             return True
-        if digest is not None and self._differing(connection, {message_id: digest}):
+        if digests and self._differing(connection, digests):
             raise Mismatch(self.subscriber_id, (message_id,))
         return False
 
@@ -277,13 +281,17 @@ class Inbox:
         # Where no fingerprints are kept, none: unnest fills the shorter array up with nulls.
         hashed = ordered if self.fingerprint else ()
         digests = {message_id: self._digest(message_id, bodies.get(message_id)) for message_id in hashed}
-        values = {
+        values = self._values(ordered, digests)
+        return Recording(ordered, digests, sent_at, values, self._record_many.with_values(**values))
+
+    def _values(self, ordered: Sequence[str], digests: Mapping[str, bytes]) -> dict[str, str]:
+        """Return the parameters of ``record_many``; ``digests`` are of all these ids, or of none."""
+        return {
             "lock_timeout": self._lock_timeout,
             "subscriber_id": self.subscriber_id,
             "message_ids": array_literal(ordered),
-            "fingerprints": array_literal([f"\\x{digest.hex()}" for digest in digests.values()]),
+            "fingerprints": array_literal([f"\\x{digests[id_].hex()}" for id_ in ordered if id_ in digests]),
         }
-        return Recording(ordered, digests, sent_at, values, self._record_many.with_values(**values))
 
     def recorded(self, connection: Connection, recording: Recording, answer: Answer, *, ends: bool = False) -> Recorded:
         """Take the answer to a recording's step; raises as ``record_many``, but for what ``Recorded`` has.
@@ -298,6 +306,8 @@ class Inbox:
         self._check_server(connection, row)
         ids = recording.ids
         first = frozenset(ids if row[0] == len(ids) else row[1] or ())
+        if row[2]:
+            first |= self._record_redriven(connection, row[2], recording.digests)
         duplicates = {id_: digest for id_, digest in recording.digests.items() if id_ not in first}
         mismatched = self._differing(connection, duplicates) if duplicates else frozenset()
         sent_at = recording.sent_at
@@ -308,6 +318,30 @@ class Inbox:
         self._ages.take_back(connection, error.message_ids, ends=ends)
         expired = frozenset(error.message_ids)
         return Recorded(first - expired, mismatched, expired, error)
+
+    def _record_redriven(
+        self, connection: Connection, earlier: Collection[str], digests: Mapping[str, bytes]
+    ) -> frozenset[str]:
+        """Record those duplicates of an older generation that are redriven meanwhile, and return them.
+
+        Their rows in an older generation were seen by a snapshot, which does not wait for the redrive that deletes
+        them. Here it is waited for, and it has committed or its letter stays as it is until this transaction ends.
+        """
+        rows = run(connection, self._statements.find_earlier, self._of(sorted(earlier))).fetchall()
+        redriven = set(earlier) - {message_id for message_id, _ in rows}
+        parked = {letter: message_id for message_id, letter in rows if letter is not None}
+        if parked:
+            with self._translated(connection, parked.values()):
+                values = {"lock_timeout": self._lock_timeout, "letters": sorted(parked)}
+                (sent, _) = fetch_one(connection, self._statements.await_redrives, values)
+            redriven |= {parked[letter] for letter in sent or ()}
+        if not redriven:
+            return frozenset()
+        ids = sorted(redriven)
+        with self._translated(connection, ids):
+            row = fetch_one(connection, self._statements.record_many, self._values(ids, digests))
+        self._check_server(connection, row)
+        return frozenset(ids if row[0] == len(ids) else row[1] or ())
 
     def still_expired(self, connection: Connection, expired: Expired) -> bool:
         """Whether messages that were too old to judge still are: none was redriven meanwhile.

@@ -18,6 +18,10 @@
 -- But a snapshot that is older than the rotation, at REPEATABLE READ and SERIALIZABLE, does not see it. So there the
 -- statement returns the generation that it has recorded in, and require_generation asks whether the snapshot has it.
 --
+-- A redrive deletes a row, and then sends the copy that is to be the first. In the current generation a copy that comes
+-- before the redrive commits waits at the primary key. processed_earlier does not wait: it still has the row. So the
+-- statement returns which duplicates it has found there; find_earlier and await_redrives wait for what redrives them.
+--
 -- set_config(..., true) is local to the transaction, so nothing leaks through a transaction-mode pooler, and a timeout
 -- (55P03) aborts the transaction, which undoes the setting as well.
 
@@ -28,8 +32,9 @@ CASE WHEN current_setting('transaction_isolation') <> 'read committed'
 -- name: record_one
 -- Record one id. This is the one statement that each message of its own pays.
 -- parameters: lock_timeout text, subscriber_id text, message_id text, fingerprint bytea
--- returns: first (1, or 0 for a duplicate), the lock_timeout that was, the generation to check (or null), when the
---   transaction began in microseconds since 1970, the server's process id
+-- returns: first (1, or 0 for a duplicate); the id, if it is a duplicate of an older generation, as an array (or null);
+--   the lock_timeout that was, the generation to check (or null), when the transaction began in microseconds since 1970,
+--   the server's process id
 WITH bound AS MATERIALIZED (
   SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %(lock_timeout)s, true)
 ), recorded AS (
@@ -42,8 +47,12 @@ WITH bound AS MATERIALIZED (
   ON CONFLICT DO NOTHING
   RETURNING tableoid
 )
-SELECT found.first, set_config('lock_timeout', bound.before, true), {{to_check}},
-  (extract(epoch FROM now()) * 1000000)::bigint, pg_backend_pid()
+SELECT found.first, CASE WHEN found.first = 0 THEN (
+    SELECT array_agg(earlier.message_id) FROM {{processed_earlier}} AS earlier
+    WHERE earlier.subscriber_id = %(subscriber_id)s::text AND earlier.message_id = %(message_id)s::text
+  ) END,
+  set_config('lock_timeout', bound.before, true), {{to_check}}, (extract(epoch FROM now()) * 1000000)::bigint,
+  pg_backend_pid()
 FROM bound, (SELECT count(*) AS first, min(tableoid) AS generation FROM recorded) AS found
 
 -- name: record_many
@@ -51,8 +60,9 @@ FROM bound, (SELECT count(*) AS first, min(tableoid) AS generation FROM recorded
 -- is not shown what is looked for in older generations: for few ids, or for a subscriber that they do not know, it would
 -- find a plan for these very values cheaper than one that is kept, each time, and planning costs as much as recording.
 -- parameters: lock_timeout text, subscriber_id text, message_ids text[], fingerprints bytea[]
--- returns: how many are first; their ids, or null if all are or none is; the lock_timeout that was, the generation to
---   check (or null), when the transaction began in microseconds since 1970, the server's process id
+-- returns: how many are first; their ids, or null if all are or none is; the ids of those that are duplicates of an older
+--   generation, or null; the lock_timeout that was, the generation to check (or null), when the transaction began in
+--   microseconds since 1970, the server's process id
 WITH bound AS MATERIALIZED (
   SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %(lock_timeout)s, true)
 ), recorded AS (
@@ -68,6 +78,11 @@ WITH bound AS MATERIALIZED (
   RETURNING message_id, tableoid
 )
 SELECT found.first, CASE WHEN found.first < cardinality(%(message_ids)s::text[]) THEN found.ids END,
+  CASE WHEN found.first < cardinality(%(message_ids)s::text[]) THEN (
+    SELECT array_agg(earlier.message_id) FROM {{processed_earlier}} AS earlier
+    WHERE earlier.subscriber_id = (SELECT %(subscriber_id)s::text)
+      AND earlier.message_id = ANY((SELECT %(message_ids)s::text[])::text[])
+  ) END,
   set_config('lock_timeout', bound.before, true), {{to_check}}, (extract(epoch FROM now()) * 1000000)::bigint,
   pg_backend_pid()
 FROM bound, (
@@ -101,6 +116,28 @@ WHERE subscriber_id = %(subscriber_id)s AND message_id = ANY(%(message_ids)s::te
 -- returns: message_id, fingerprint
 SELECT message_id, fingerprint FROM {{processed_message}}
 WHERE subscriber_id = %(subscriber_id)s AND message_id = ANY(%(message_ids)s::text[]) AND dead_letter_id IS NOT NULL
+
+-- name: find_earlier
+-- Read the rows of ids that were found to be duplicates of an older generation.
+-- parameters: subscriber_id text, message_ids text[]
+-- returns: message_id, dead_letter_id (null if it is not parked)
+SELECT message_id, dead_letter_id FROM {{processed_message}}
+WHERE subscriber_id = %(subscriber_id)s AND message_id = ANY(%(message_ids)s::text[])
+
+-- name: await_redrives
+-- Wait for those who redrive letters, at most for our lock_timeout, and keep others from it until this transaction ends.
+-- A transaction at REPEATABLE READ or SERIALIZABLE fails here (40001) if a letter was redriven after its snapshot.
+-- parameters: lock_timeout text, letters bigint[]
+-- returns: the numbers of those that are redriven now, or null; the lock_timeout that was
+WITH bound AS MATERIALIZED (
+  SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %(lock_timeout)s, true)
+), locked AS MATERIALIZED (
+  SELECT letter.dead_letter_id, letter.redriven_at FROM bound, {{dead_letter}} AS letter
+  WHERE letter.dead_letter_id = ANY(%(letters)s::bigint[]) AND bound.before IS NOT NULL
+  ORDER BY letter.dead_letter_id FOR KEY SHARE OF letter
+)
+SELECT waited.redriven, set_config('lock_timeout', bound.before, true)
+FROM bound, (SELECT array_agg(dead_letter_id) FILTER (WHERE redriven_at IS NOT NULL) AS redriven FROM locked) AS waited
 
 -- name: unrecord
 -- Take back what this transaction has recorded. Not what a savepoint of it has: for Postgres that is a transaction of
