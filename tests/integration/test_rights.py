@@ -19,11 +19,12 @@ from support.postgres.statements import run
 from support.txbox.leases import acquired
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work, make, messages, work_off
-from txbox import DeadLetters, Inbox, Message, Outcome, RightsMissing
+from txbox import DeadLetter, DeadLetters, Inbox, Message, Outcome, Reason, RightsMissing
 from txbox.backoff import Backoff
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event
 from txbox.leases import PostgresLedger
 from txbox.maintenance import Maintainer, Retention
+from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.outbox import Outbox
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
@@ -130,6 +131,18 @@ def test_for_a_web_service(engine: Engine, roles: Callable[..., list[Engine]]) -
     client = TestClient(IdempotencyMiddleware(answer, once, covers=posts_and_patches))
     answers = [client.post("/", headers={"idempotency-key": "k1"}) for _ in range(2)]
     assert [(one.text, "idempotent-replayed" in one.headers) for one in answers] == [("done", False), ("done", True)]
+
+
+@pytest.mark.parametrize("name", ["txbox_worker", "txbox_web"])
+def test_to_record_what_is_parked_in_an_older_generation(
+    engine: Engine, roles: Callable[..., list[Engine]], name: str
+) -> None:
+    assert DeadLetters(engine).park(DeadLetter("billing", "parked", Reason.FAILED, "no", 1, "queue", b"{}"))
+    assert InboxConversion(engine).forward()
+    assert Generations(engine).rotate()
+    (limited,) = roles(name)
+    with limited.begin() as connection:
+        assert not Inbox("billing").record(connection, "parked")
 
 
 def test_for_an_archiver(engine: Engine) -> None:
