@@ -333,7 +333,7 @@ class Inbox:
         if parked:
             with self._translated(connection, parked.values()):
                 values = {"lock_timeout": self._lock_timeout, "letters": sorted(parked)}
-                (sent, _) = fetch_one(connection, self._statements.await_redrives, values)
+                sent, _ = fetch_one(connection, self._statements.await_redrives, values)
             redriven |= {parked[letter] for letter in sent or ()}
         if not redriven:
             return frozenset()

@@ -65,6 +65,12 @@ def waits(engine: Engine) -> bool:
         return bool(found.scalar_one())
 
 
+def require_waiting(engine: Engine, result: Future[Any]) -> None:
+    """See that what is to give a result waits for a lock: a copy that is acked now is lost."""
+    wait_until(lambda: waits(engine) or result.done())
+    assert not result.done()
+
+
 class Copy:
     """What a consumer does with the copy, on a connection of its own, again until it is told no more to."""
 
@@ -106,8 +112,7 @@ def test_it_waits_for_the_redrive(
 
     def send(_: DeadLetter) -> None:
         results.append(pool.submit(copy.process))
-        wait_until(lambda: waits(engine) or results[0].done())
-        assert not results[0].done(), "a copy that is acked here is lost"
+        require_waiting(engine, results[0])
         if ends == "dies":
             raise Died
 
@@ -174,8 +179,7 @@ def test_a_copy_that_is_to_be_parked_waits_too(
 
     def send(_: DeadLetter) -> None:
         results.append(pool.submit(park))
-        wait_until(lambda: waits(engine) or results[0].done())
-        assert not results[0].done(), "a copy that is acked here is lost"
+        require_waiting(engine, results[0])
 
     letters.redrive(number, send)
     with suppress(InFlight):  # or it is handed back, and comes again
