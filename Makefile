@@ -161,7 +161,7 @@ quick: $(VENV)/.dev-ready ## Check style, and types of what changed, and run the
 
 .PHONY: test-unit
 test-unit: $(VENV)/.dev-ready ## Run the unit tests
-	@$(BIN)/pytest -q -n 2 --durations=10 --durations-min=1 tests/unit $(TESTS)
+	@$(BIN)/pytest -q -n $(PROCESSES) --durations=10 --durations-min=1 tests/unit $(TESTS)
 
 .PHONY: mutations
 mutations: $(VENV)/.dev-ready ## Break the code in 134 ways and see a test go red for each (MUTATIONS='--road relay')

@@ -13,6 +13,7 @@ from support.txbox.outbox import OWN, held, publish
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import Outgoing
+from txbox.backoff import Backoff
 from txbox.instrumentation import Event, PublisherOverdue
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, PartlySent, Refused, Relay
@@ -55,7 +56,8 @@ def test_held_keys_that_come_due_together_are_no_larger_batch(engine: Engine, st
     closed = True
     broker = RecordingPublisher(lambda _: "closed" if closed else None)
     publish(engine, *[Outgoing(OWN, str(number), key=f"k{number}") for number in range(300)])
-    start_relay(broker, batch_size=20, max_attempts=None)
+    # Shorter waits would bring the first keys back before a slow machine has tried the last ones.
+    start_relay(broker, batch_size=20, max_attempts=None, backoff=Backoff(2, 2))
     wait_until(lambda: held(engine) == 300, "all keys are held")
     closed = False
     broker.wait_for(300)
