@@ -27,6 +27,7 @@ from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, Tran
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.guards.transaction_guard import ends_transaction, left_in_use, refuse_aborted
+from txbox.postgres.session_binds import bind_to, refuse_two_phases
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_retryable
 from txbox.postgres.transactions import missing_schema
@@ -73,7 +74,8 @@ class InTransaction:
         """Name where the transactions are; nothing is connected.
 
         Args:
-            sessions: an ``async_sessionmaker``, for coroutine handlers, or a ``sessionmaker``, for functions.
+            sessions: an ``async_sessionmaker``, for coroutine handlers, or a ``sessionmaker``, for functions. Of one
+                engine: a session that opens a connection of another one is refused.
             inbox: of the subscriber; a worker with the same one takes a message of the same id for the same.
             max_response_bytes: of a response's body. A larger one fails, and nothing is committed.
             processed: given the request and the session, makes the response where the effect is there, and no response
@@ -86,6 +88,7 @@ class InTransaction:
             raise InvalidConfiguration(
                 f"InTransaction.sessions must be an async_sessionmaker or a sessionmaker, not {sessions!r}"
             )
+        refuse_two_phases(sessions, "InTransaction.sessions")
         self._sessions = sessions
         self._inbox = inbox.sync_inbox if isinstance(inbox, AsyncInbox) else inbox
         self._max_response_bytes = max_response_bytes
@@ -147,6 +150,7 @@ class InTransaction:
 
     def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
         """Record a request; return what is known of it if it is a duplicate."""
+        bind_to(session, session.connection())
         for _ in range(RUNS):
             if self._inbox.record(session, keyed.message_id, keyed.body, sent_at=keyed.sent_at):
                 return None

@@ -20,6 +20,7 @@ from txbox.leases import LEASE_SECONDS, Ledger
 from txbox.leases.lease import valid_lease_seconds
 from txbox.leases.ledger import require_ledger
 from txbox.postgres.engines import adopt
+from txbox.postgres.session_binds import refuse_two_phases
 from txbox.tracing import NO_TRACING, Tracing
 from txbox_workers.handlers import BatchHandler, Handler, SessionFactory, refuse_unfit
 from txbox_workers.message_arguments import MessageArguments, message_arguments, takes_both
@@ -70,7 +71,8 @@ class ProcessingOptions(TypedDict, total=False):
             With 1 there are no batches: each attempt is counted before it is made.
         ordered: keep the order of each key, also over dead letters: a message whose FIFO group, or else ``key`` header,
             has a letter before it is parked behind that one, and not run. With an inbox, without a ledger.
-        session_factory: makes the handler's session: ``Session`` (the default), a subclass, or a ``sessionmaker``.
+        session_factory: makes the handler's session: ``Session`` (the default), a subclass, or a ``sessionmaker``. It
+            works on the worker's connection, whatever engine it has by itself; one that is not ``engine`` is refused.
         lease_seconds: how long the ledger keeps a message for a process that has died, ``LEASE_SECONDS`` by default;
             while one lives, the lease is renewed. In Lambda, never beyond the invocation's end.
         fingerprint: have the ledger refuse an id that comes again with another body.
@@ -187,6 +189,7 @@ class ValidOptions:
             inbox is None or self.dead_letters is None,
             ".dead_letters is for a ledger alone; with an inbox, dead letters are kept in the inbox's schema",
         )
+        refuse_two_phases(self.session_factory, f"{self.of}.session_factory")
         given_effects = [one for one in (self.handler, self.batch_handler, self.effect) if one is not None]
         self._require(len(given_effects) == 1, " needs one of handler, batch_handler and effect")
         self._require(

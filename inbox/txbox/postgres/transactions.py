@@ -24,6 +24,7 @@ from txbox.postgres.drivers.psycopg_connection import (
 from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.round_trip import StepFailed
 from txbox.postgres.server import SERVER
+from txbox.postgres.session_binds import keep_to
 from txbox.postgres.sql import quote, quoted, read_nothing, unescaped
 from txbox.postgres.sqlstates import (
     DATABASE_ERRORS,
@@ -78,6 +79,8 @@ def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
     if connection.dialect.is_async and not in_greenlet():
         raise _for_coroutines(given)
     refuse_autocommit(connection)
+    if isinstance(given, Session | scoped_session):
+        keep_to(given() if isinstance(given, scoped_session) else given, connection)
     return cast(Connection, connection)
 
 

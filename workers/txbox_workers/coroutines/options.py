@@ -13,6 +13,7 @@ from txbox.effects import SqlEffect
 from txbox.instrumentation import Hook
 from txbox.leases import Ledger
 from txbox.leases.ledger import require_ledger
+from txbox.postgres.session_binds import refuse_two_phases
 from txbox.tracing import Tracing
 from txbox_workers.coroutines.handlers import as_function, session_factory
 from txbox_workers.coroutines.thread_calls import ThreadCalls
@@ -125,7 +126,9 @@ def for_functions(of: str, options_type: type, options: Mapping[str, Any]) -> di
             given["dead_letters"] = ThreadedLetters(letters, calls)
     if (engine := given.get("engine")) is not None:
         given["engine"] = _sync_engine(of, engine, concurrency)
-        given["session_factory"] = session_factory(engine, given.pop("session_factory", AsyncSession))
+        make = given.pop("session_factory", AsyncSession)
+        refuse_two_phases(make, f"{of}.session_factory")
+        given["session_factory"] = session_factory(engine, make)
     return given
 
 

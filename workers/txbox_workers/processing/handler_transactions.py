@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
 from txbox import Expired, Failures, MalformedMessage, Message, Mismatch, TransactionEnded
 from txbox.dead_letters.order import KeyOrder
@@ -21,6 +22,7 @@ from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
 from txbox.postgres.engines import retry_on_new_connections
 from txbox.postgres.guards.transaction_guard import left_in_use
 from txbox.postgres.round_trip import Step, StepFailed, run_steps
+from txbox.postgres.session_binds import bind_to
 from txbox.tracing.log_context import in_hand
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import Handler
@@ -98,7 +100,7 @@ class HandlerTransactions:
 
         Raises:
             DatabaseUnavailable: the database does not answer.
-            SchemaMissing, NotInTransaction: it cannot be used like this.
+            SchemaMissing, NotInTransaction, InvalidConfiguration: it cannot be used like this.
         """
         with connecting(), self._engine.connect() as connection:
             self._inbox.check(connection)
@@ -106,6 +108,8 @@ class HandlerTransactions:
                 self._effect.check(connection)
             if self._order is not None:
                 self._order.check(connection)
+            if self._effect is None:
+                self._open_session(connection).close()
 
     def check_recording(self) -> None:
         """See that a message could be recorded, by recording one and rolling back.
@@ -278,9 +282,7 @@ class HandlerTransactions:
 
         ``values`` are what was read of them. Returns the ids of those that were not begun.
         """
-        # rollback_only: session.commit() in a handler flushes and ends nothing; session.rollback() does end the
-        # transaction, which is then found inactive.
-        session = self._session_factory(bind=connection, join_transaction_mode="rollback_only")
+        session = self._open_session(connection)
         cut_short = self._context.cut_short
         pooled = connection.connection
         driver = pooled.dbapi_connection
@@ -306,6 +308,13 @@ class HandlerTransactions:
             if not left_in_use(connection):  # or else it would wait for ever
                 session.close()
         return []
+
+    def _open_session(self, connection: Connection) -> Session:
+        # rollback_only: session.commit() in a handler flushes and ends nothing; session.rollback() does end the
+        # transaction, which is then found inactive.
+        session = self._session_factory(bind=connection, join_transaction_mode="rollback_only")
+        bind_to(session, connection)
+        return session
 
     @contextmanager
     def _open(self, then: Step) -> Iterator[OpenTransaction]:

@@ -1,0 +1,96 @@
+"""A host's session may have engines of its own: by class (``binds``), or as its ``get_bind`` chooses.
+
+What such a session does over one connection does not commit with what it does over another. ``bind_to`` has a session
+that we open work on one connection. Of a session that the host has opened, ``keep_to`` refuses a second one.
+"""
+
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.orm import Session
+
+from txbox.errors import InvalidConfiguration
+
+
+def refuse_two_phases(factory: object, name: str) -> None:
+    """Raise ``InvalidConfiguration`` for a sessionmaker of sessions that prepare transactions; ``name`` is its own."""
+    if getattr(factory, "kw", {}).get("twophase"):
+        raise InvalidConfiguration(f"{name} {_TWO_PHASES}")
+
+
+def bind_to(session: Session, connection: Connection) -> None:
+    """Have a session work on a connection wherever it would open one of the same engine, and refuse to open others.
+
+    What a session does over another connection commits by itself: a handler's effects without its message, or not at
+    all, since the session is closed and not committed.
+
+    Args:
+        session: one that has not begun.
+        connection: of an engine; engines that ``execution_options`` has made of that one are the same.
+
+    Raises:
+        InvalidConfiguration: it prepares transactions in two phases. Later, from the session's own methods: it was
+            about to open a connection of another engine.
+    """
+    if session.twophase:
+        raise InvalidConfiguration(f"the session {_TWO_PHASES}")
+    choose: Any = session.get_bind
+
+    def get_bind(*args: Any, **named: Any) -> Engine | Connection:
+        chosen: Engine | Connection = choose(*args, **named)
+        if chosen.engine.pool is connection.engine.pool:
+            return connection
+        raise InvalidConfiguration(
+            f"the session has an engine of its own, {chosen.engine!r}, whose transactions do not commit with the "
+            f"message: make it for the engine that records the message, {connection.engine!r}"
+        )
+
+    session.get_bind = get_bind  # type: ignore[method-assign] - whatever its class, binds, or its caller chooses
+
+
+def keep_to(session: Session, connection: Connection) -> None:
+    """Have a session refuse to work over other connections in the transaction in which we write over this one.
+
+    Args:
+        session: the host's, in a transaction.
+        connection: its own.
+
+    Raises:
+        InvalidConfiguration: it has another one in this transaction. Later, from the session's own methods: it was
+            about to open one.
+    """
+    if not _chooses(session):
+        return
+    transaction: Any = session.get_transaction()
+    for other, *_ in transaction._connections.values():  # noqa: SLF001 - no other way
+        _refuse_second(connection, other)
+    if _WRITTEN not in session.info:
+        event.listen(session, "after_begin", _refuse_others)
+    session.info[_WRITTEN] = (transaction, connection)
+
+
+def _chooses(session: Session) -> bool:
+    """Whether a session may have more than one engine."""
+    binds = getattr(session, "binds", None) or getattr(session, "_Session__binds", None)  # 2.1, 2.0
+    return bool(binds) or type(session).get_bind is not Session.get_bind
+
+
+def _refuse_others(session: Session, _: object, connection: Connection) -> None:
+    transaction, written = session.info[_WRITTEN]
+    if session.get_transaction() is transaction:
+        _refuse_second(written, connection)
+
+
+def _refuse_second(written: Connection, other: Connection) -> None:
+    if other.connection.dbapi_connection is not written.connection.dbapi_connection:
+        raise InvalidConfiguration(
+            f"the session has a second connection in this transaction, of {other.engine!r}: what it does there does "
+            f"not commit with what txbox writes over the one of {written.engine!r}. Give txbox the connection of the "
+            "effect, session.connection(bind_arguments={'mapper': …})"
+        )
+
+
+_WRITTEN = "txbox_written"
+"""Where a session that may have several engines keeps the transaction and the connection in which we wrote last."""
+
+_TWO_PHASES = "has twophase=True, but its transaction is the one that records the message: make it without twophase"
