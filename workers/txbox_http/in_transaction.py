@@ -12,6 +12,7 @@ reached the client: a repeat gets the response that was kept.
 import asyncio
 import itertools
 import json
+import logging
 from collections.abc import Coroutine
 from typing import Any, cast
 
@@ -26,8 +27,9 @@ from txbox.coroutines import AsyncInbox
 from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
+from txbox.postgres.guards.connection_users import ConnectionUsers, abandon, watch
+from txbox.postgres.guards.session_binds import bind_to, refuse_two_phases
 from txbox.postgres.guards.transaction_guard import ends_transaction, left_in_use, refuse_aborted
-from txbox.postgres.session_binds import bind_to, refuse_two_phases
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_retryable
 from txbox.postgres.transactions import missing_schema
@@ -150,7 +152,7 @@ class InTransaction:
 
     def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
         """Record a request; return what is known of it if it is a duplicate."""
-        bind_to(session, session.connection())
+        bind_to(session, session.get_bind())
         for _ in range(RUNS):
             if self._inbox.record(session, keyed.message_id, keyed.body, sent_at=keyed.sent_at):
                 return None
@@ -201,6 +203,8 @@ class SessionWork:
         self._keep: tuple[InTransaction, KeyedRequest] | None = None
         self._is_ours = False
         self._is_closed = False
+        self._users = ConnectionUsers()
+        self._connections: list[Connection] = []
         event.listen(self._session, "before_commit", self._refuse_commit)
         event.listen(self._session, "after_begin", self._guard)
 
@@ -237,20 +241,33 @@ class SessionWork:
         await self.close()
 
     async def close(self) -> None:
-        """Give the connection back; what was not committed is rolled back. Also when the request is cancelled."""
+        """Give the connection back; what was not committed is rolled back. Also when the request is cancelled.
+
+        A handler's thread may still be at work then, or a task that it has shielded: its connection is abandoned.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         await self._to_its_end(self.call(self._close))
 
-    @staticmethod
-    def _close(session: Session) -> None:
-        transaction = session.get_transaction()
-        if transaction is not None and transaction.is_active and left_in_use(session.connection()):
-            session.invalidate()  # a ROLLBACK would wait for the stream that the handler has left open
-        session.close()
+    def _close(self, session: Session) -> None:
+        # A ROLLBACK would wait for a stream that the handler has left open.
+        if self._users.end() or self._users.have_streams() or any(map(left_in_use, self._connections)):
+            self._abandon_all()
+            return
+        try:
+            session.close()
+        except Exception:  # noqa: BLE001 - a thread may be at work with the session itself; nothing is left to undo
+            _log.warning("a request's session could not be closed: its connection is given up", exc_info=True)
+            self._abandon_all()
+
+    def _abandon_all(self) -> None:
+        for connection in self._connections:
+            abandon(connection)
 
     def _commit(self, session: Session, answer: Answer) -> None:
+        if self._users.end():
+            raise StatementLeftOpen
         if self._keep is not None:
             refuse_aborted(session.connection())
             session.flush()
@@ -271,16 +288,24 @@ class SessionWork:
 
     def _guard(self, _session: Session, _transaction: object, connection: Connection) -> None:
         """Watch a connection of the session, of which handlers can get hold, too. Listening again changes nothing."""
+        if connection in self._connections:  # a savepoint has begun
+            return
+        self._connections.append(connection)
+        self._users.attach(connection)
         event.listen(connection, "commit", self._refuse_commit_below)
         event.listen(connection, "before_cursor_execute", self._refuse_commit_as_sql)
+        watch(connection)
 
     def _refuse_commit_below(self, connection: Connection) -> None:
         if not self._is_ours:
             # For SQLAlchemy, a transaction whose commit has failed is over: it would go to the pool as it is, open.
-            connection.invalidate()
+            abandon(connection)
             raise TransactionEnded
 
     @staticmethod
     def _refuse_commit_as_sql(_connection: Connection, _cursor: object, statement: str, *_others: object) -> None:
         if ends_transaction(statement):
             raise TransactionEnded
+
+
+_log = logging.getLogger("txbox.http")

@@ -20,7 +20,7 @@ from txbox.leases import LEASE_SECONDS, Ledger
 from txbox.leases.lease import valid_lease_seconds
 from txbox.leases.ledger import require_ledger
 from txbox.postgres.engines import adopt
-from txbox.postgres.session_binds import refuse_two_phases
+from txbox.postgres.guards.session_binds import refuse_two_phases
 from txbox.tracing import NO_TRACING, Tracing
 from txbox_workers.handlers import BatchHandler, Handler, SessionFactory, refuse_unfit
 from txbox_workers.message_arguments import MessageArguments, message_arguments, takes_both

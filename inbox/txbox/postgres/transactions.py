@@ -22,9 +22,9 @@ from txbox.postgres.drivers.psycopg_connection import (
     is_psycopg,
 )
 from txbox.postgres.engines import discard_if_session_broken
+from txbox.postgres.guards.session_binds import keep_to
 from txbox.postgres.round_trip import StepFailed
 from txbox.postgres.server import SERVER
-from txbox.postgres.session_binds import keep_to
 from txbox.postgres.sql import quote, quoted, read_nothing, unescaped
 from txbox.postgres.sqlstates import (
     DATABASE_ERRORS,

@@ -13,7 +13,7 @@ from txbox.effects import SqlEffect
 from txbox.instrumentation import Hook
 from txbox.leases import Ledger
 from txbox.leases.ledger import require_ledger
-from txbox.postgres.session_binds import refuse_two_phases
+from txbox.postgres.guards.session_binds import refuse_two_phases
 from txbox.tracing import Tracing
 from txbox_workers.coroutines.handlers import as_function, session_factory
 from txbox_workers.coroutines.thread_calls import ThreadCalls

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from txbox import StatementLeftOpen, TransactionEnded, TransactionTimedOut
 from txbox.postgres.engines import discard_if_session_broken, refuse_other_encodings, stop_preparing
 from txbox.postgres.guards.commit_guard import begin, commit, is_refused_commit, remove_guard
+from txbox.postgres.guards.connection_users import ConnectionUsers, abandon
 from txbox.postgres.guards.transaction_guard import guard, left_in_use, protect, refuse_aborted
 from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, rows_of, run_steps
 from txbox.postgres.sqlstates import TIMED_OUT, is_lost_prepared_statement, sqlstate
@@ -75,12 +76,15 @@ class GuardedTransactions:
             connecting = self._engine.connect()
         with connecting as connection:
             transaction = connection.begin()
+            users = ConnectionUsers()
             try:
                 with bookkeeping():
                     refuse_other_encodings(connection)
                     opened = OpenTransaction(connection, self._begin(connection, turn, then, guarded=guarded))
-                with protect(connection) if guarded else nullcontext():
+                with protect(connection, users) if guarded else nullcontext():
                     yield opened
+                if users.end():
+                    raise StatementLeftOpen
                 if not transaction.is_active or connection.get_transaction() is not transaction:
                     raise TransactionEnded
                 last = opened.last if opened.asked is None else [opened.asked, *opened.last]
@@ -97,8 +101,8 @@ class GuardedTransactions:
                 error = raised.error if isinstance(raised, StepFailed) else raised
                 lost_statement = is_lost_prepared_statement(error)
                 cut = connection.invalidated and is_own_cancellation(error)
-                if left_in_use(connection):
-                    connection.invalidate()  # the server rolls back
+                if users.end() or users.have_streams() or left_in_use(connection):
+                    abandon(connection)  # a thread or a task of the handler's may be in it; the server rolls back
                     raise
                 broken = _is_broken(connection) or not _rolled_back(connection) or lost_statement
                 ended = isinstance(error, TransactionEnded) or is_refused_commit(error)

@@ -16,6 +16,7 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, event
 
 from txbox.errors import StatementLeftOpen, TransactionAborted, TransactionEnded
+from txbox.postgres.guards.connection_users import ConnectionUsers, watch
 
 
 def guard(engine: Engine) -> Engine:
@@ -26,16 +27,22 @@ def guard(engine: Engine) -> Engine:
     guarded = engine.execution_options()
     event.listen(guarded, "commit", _refuse_foreign_commit)
     event.listen(guarded, "before_cursor_execute", _refuse_commit_as_sql)
+    watch(guarded)
     return guarded
 
 
 @contextmanager
-def protect(connection: Connection) -> Iterator[None]:
-    """While the block runs, refuse to end a guarded engine's connection's transaction: ``TransactionEnded``."""
+def protect(connection: Connection, users: ConnectionUsers) -> Iterator[None]:
+    """While the block runs, refuse to end a guarded engine's connection's transaction: ``TransactionEnded``.
+
+    ``users`` are those of the block: when it has ended, what they still have under way is known, and nothing is begun.
+    """
+    users.attach(connection)
     connection.execution_options(**{_PROTECTED: True})
     try:
         yield
     finally:
+        users.end()
         connection.execution_options(**{_PROTECTED: False})
 
 

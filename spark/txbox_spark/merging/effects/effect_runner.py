@@ -6,8 +6,9 @@ import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox import SqlEffect, TransactionEnded, TxboxError
+from txbox import SqlEffect, StatementLeftOpen, TransactionEnded, TxboxError
 from txbox.postgres.guards.commit_guard import add_guard, is_refused_commit, remove_guard
+from txbox.postgres.guards.connection_users import ConnectionUsers, abandon
 from txbox.postgres.guards.transaction_guard import left_in_use, protect, refuse_aborted
 from txbox.postgres.sql import in_one_statement
 from txbox_spark.runtime.explanations import describe_postgres_error
@@ -43,6 +44,7 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
         TransactionEnded, TransactionAborted: a callable has ended the transaction, or swallowed a statement's error.
         sqlalchemy.exc.DBAPIError: a deadlock, a serialization failure, or the connection is gone.
     """
+    users = ConnectionUsers()
     try:
         if isinstance(apply, str):
             connection.exec_driver_sql(in_one_statement(apply).replace("%", "%%"))
@@ -50,21 +52,23 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
             apply.apply_table(connection)
         else:
             add_guard(connection)
-            with protect(connection):
+            with protect(connection, users):
                 apply(connection)
+            if users.end():
+                raise StatementLeftOpen
             refuse_aborted(connection)
             remove_guard(connection)
         # COMMIT would check them, when it is too late to leave an event out.
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
     except TransactionEnded:
         # To SQLAlchemy the transaction has ended; it would not roll the connection back.
-        connection.invalidate()
+        abandon(connection)
         raise
     except TxboxError:
         raise
     except Exception as error:
-        if left_in_use(connection):
-            connection.invalidate()  # it would wait for a ROLLBACK for ever
+        if users.end() or left_in_use(connection):
+            abandon(connection)  # it would wait for a ROLLBACK for ever
         if is_refused_commit(error):
             connection.invalidate()
             raise TransactionEnded from error

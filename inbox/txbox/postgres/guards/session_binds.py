@@ -18,15 +18,16 @@ def refuse_two_phases(factory: object, name: str) -> None:
         raise InvalidConfiguration(f"{name} {_TWO_PHASES}")
 
 
-def bind_to(session: Session, connection: Connection) -> None:
-    """Have a session work on a connection wherever it would open one of the same engine, and refuse to open others.
+def bind_to(session: Session, target: Connection | Engine) -> None:
+    """Have a session work on one connection wherever it would open one of the same engine, and refuse to open others.
 
     What a session does over another connection commits by itself: a handler's effects without its message, or not at
     all, since the session is closed and not committed.
 
     Args:
         session: one that has not begun.
-        connection: of an engine; engines that ``execution_options`` has made of that one are the same.
+        target: the connection, or the engine of which it opens one. Engines that ``execution_options`` has made of
+            that engine are the same.
 
     Raises:
         InvalidConfiguration: it prepares transactions in two phases. Later, from the session's own methods: it was
@@ -38,14 +39,14 @@ def bind_to(session: Session, connection: Connection) -> None:
 
     def get_bind(*args: Any, **named: Any) -> Engine | Connection:
         chosen: Engine | Connection = choose(*args, **named)
-        if chosen.engine.pool is connection.engine.pool:
-            return connection
+        if chosen.engine.pool is target.engine.pool:
+            return target
         raise InvalidConfiguration(
             f"the session has an engine of its own, {chosen.engine!r}, whose transactions do not commit with the "
-            f"message: make it for the engine that records the message, {connection.engine!r}"
+            f"message: make it for the engine that records the message, {target.engine!r}"
         )
 
-    session.get_bind = get_bind  # type: ignore[method-assign] - whatever its class, binds, or its caller chooses
+    session.get_bind = get_bind  # type: ignore[method-assign]
 
 
 def keep_to(session: Session, connection: Connection) -> None:

@@ -1,0 +1,244 @@
+"""Who still uses a connection when the work that was given it is over: a thread or a task that outlives that work.
+
+``asyncio`` can stop waiting for a thread, and not the thread itself. So a handler may be inside a statement when its
+request is cancelled, and a coroutine may shield a task of its own. To close its connection then would free memory that
+libpq still works with, and a socket whose number the next connection gets; to give it back to its pool would mix what
+two requests do. Such a connection is abandoned::
+
+    the request  session ── cancelled ── end: a statement is under way ── abandon: forget it, cancel, shut its socket
+    its thread       └─ statement ──────────────────────────────────────────────── OperationalError ── the last use
+
+A statement that comes after the end is refused, before it gets to the driver.
+"""
+
+import asyncio
+import os
+import socket
+import threading
+from contextlib import suppress
+from functools import cache
+from typing import Any
+from weakref import WeakSet
+
+import psycopg
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.exc import ResourceClosedError
+
+CANCEL_SECONDS = 2.0
+"""How long the server may take to cancel a statement, before the socket of its connection is shut."""
+
+
+class ConnectionUsers:
+    """Those who use the connections of one piece of work: a request, or a message. Safe to share among threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: set[Any] = set()  # cursors
+        self._streams: set[Any] = set()  # cursors that read from the server when their rows are asked for
+        self._rolled_back: set[Connection] = set()
+        self._ended_by: object = None
+
+    def attach(self, connection: Connection) -> None:
+        """Note from now on what a connection is used for; its engine is one that ``watch`` was given."""
+        connection.execution_options(**{_USERS: self})
+
+    def end(self) -> bool:
+        """Refuse whatever comes after this, but for what this thread or task does itself.
+
+        Returns:
+            Whether something is under way, so that the connections can only be abandoned.
+        """
+        with self._lock:
+            self._ended_by = _current()
+            return bool(self._under_way) or any(map(_rolls, self._rolled_back))
+
+    def have_streams(self) -> bool:
+        """Whether a result was not read to its end, whose rows are fetched from the server when they are asked for."""
+        return any(map(_is_open, self._streams))
+
+    def _begin(self, cursor: Any) -> None:
+        with self._lock:
+            self._refuse_late()
+            self._under_way.add(cursor)
+
+    def _finish(self, cursor: Any, *, is_stream: bool = False) -> None:
+        with self._lock:
+            self._under_way.discard(cursor)
+            if is_stream:
+                self._streams.add(cursor)
+
+    def _roll_back(self, connection: Connection) -> None:
+        with self._lock:
+            self._refuse_late()
+            if self._ended_by is None:
+                self._rolled_back.add(connection)
+
+    def _refuse_late(self) -> None:
+        if self._ended_by is not None and self._ended_by != _current():
+            raise ResourceClosedError(
+                "the request or the message that this session was made for is over, and its transaction with it: wait "
+                "for the threads and tasks that you start before you return, also when you are cancelled"
+            )
+
+
+def watch(target: Engine | Connection) -> None:
+    """Have ``ConnectionUsers`` see what the connections of an engine are used for, or one connection."""
+    dialect = target.dialect
+    if dialect not in _watched:
+        _watched.add(dialect)
+        event.listen(target.engine, "handle_error", _note_error)
+    if event.contains(target, "before_cursor_execute", _note_begin):
+        return
+    event.listen(target, "before_cursor_execute", _note_begin)
+    event.listen(target, "after_cursor_execute", _note_end)
+    event.listen(target, "rollback", _note_rollback)
+
+
+def abandon(connection: Connection) -> None:
+    """Give up a connection that somebody may still use, without closing it under him.
+
+    Its pool forgets it, and what is under way on it fails: the server is asked to cancel it, and within CANCEL_SECONDS
+    the socket is shut, so that the server rolls back. The memory goes with the last reference to the connection. What
+    asyncpg waits for is not cancelled: the server may work on it to its end.
+    """
+    if connection.closed or connection.invalidated:
+        return
+    pooled: Any = connection.connection
+    driver = pooled.driver_connection
+    record = pooled._connection_record  # noqa: SLF001 - no other way to have a pool forget without closing
+    if record is not None:
+        record.dbapi_connection = None
+    connection.invalidate()
+    if not _close_unused(driver):
+        _cut_off(driver)
+        if hasattr(driver, "pgconn"):  # psycopg's, which warns of one that is let go of while it is open
+            kind: Any = type(driver)
+            driver.__class__ = _abandoned(kind)
+
+
+def _close_unused(driver: Any) -> bool:
+    """Close a connection if nobody waits in it; return whether it is closed, or soon will be."""
+    if driver is None or getattr(driver, "closed", False):
+        return True
+    if (terminate := getattr(driver, "terminate", None)) is not None:
+        terminate()  # asyncpg's: a transport of asyncio, whose waiters get an error
+        return True
+    lock, pgconn = getattr(driver, "lock", None), getattr(driver, "pgconn", None)  # psycopg's, held by who waits
+    if pgconn is None or lock is None:
+        return False
+    if isinstance(lock, asyncio.Lock):
+        if lock.locked():
+            return False
+        pgconn.finish()
+        return True
+    if not lock.acquire(blocking=False):
+        return False
+    try:
+        pgconn.finish()
+    finally:
+        lock.release()
+    return True
+
+
+def _cut_off(driver: Any) -> None:
+    """Have the server give up what a connection waits for, and then shut its socket: elsewhere, and soon.
+
+    The socket is shut by a duplicate, so that its own number stays what it is until it is freed.
+    """
+    with suppress(Exception):  # it was closed since; or a driver that tells no socket, whose statement runs to its end
+        number = driver.fileno()
+        end = socket.socket(fileno=os.dup(number))
+        if driver.fileno() != number:  # it was closed between, and the number may be another's
+            end.close()
+        elif isinstance(driver, psycopg.AsyncConnection):
+            task = asyncio.get_running_loop().create_task(_cancel_on_loop(driver, end))
+            _cancelling.add(task)
+            task.add_done_callback(_cancelling.discard)
+        else:
+            threading.Thread(target=_cancel, args=(driver, end), name="txbox-abandon", daemon=True).start()
+
+
+def _cancel(driver: Any, end: socket.socket) -> None:
+    try:
+        with suppress(Exception):  # the server may be what is gone
+            driver.cancel_safe(timeout=CANCEL_SECONDS)
+    finally:
+        _shut(end)
+
+
+async def _cancel_on_loop(driver: Any, end: socket.socket) -> None:
+    try:
+        with suppress(Exception):
+            await driver.cancel_safe(timeout=CANCEL_SECONDS)
+    finally:
+        _shut(end)
+
+
+def _shut(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+@cache
+def _abandoned(kind: Any) -> type[Any]:
+    def close(self: Any) -> None:
+        self.pgconn.finish()
+
+    return type(kind.__name__, (kind,), {"__del__": close, "__module__": kind.__module__})
+
+
+def _note_begin(connection: Connection, cursor: Any, *_: object) -> None:
+    if (users := _users_of(connection)) is not None:
+        users._begin(cursor)  # noqa: SLF001
+
+
+def _note_end(connection: Connection, cursor: Any, _statement: str, _values: object, context: Any, _many: bool) -> None:
+    if (users := _users_of(connection)) is not None:
+        users._finish(cursor, is_stream=bool(getattr(context, "_is_server_side", False)))  # noqa: SLF001
+
+
+def _note_error(context: ExceptionContext) -> None:
+    connection, execution = context.connection, context.execution_context
+    if connection is None or execution is None:
+        return
+    if (users := _users_of(connection)) is not None:
+        users._finish(execution.cursor)  # noqa: SLF001
+
+
+def _note_rollback(connection: Connection) -> None:
+    if connection.closed or connection.invalidated:
+        return  # nothing is sent
+    if (users := _users_of(connection)) is not None:
+        users._roll_back(connection)  # noqa: SLF001
+
+
+def _users_of(connection: Connection) -> ConnectionUsers | None:
+    users: ConnectionUsers | None = connection.get_execution_options().get(_USERS)
+    return users
+
+
+def _is_open(cursor: Any) -> bool:
+    return not getattr(cursor, "closed", False)
+
+
+def _rolls(connection: Connection) -> bool:
+    """Whether a rollback that has begun on a connection is under way."""
+    return not connection.closed and connection.in_transaction()
+
+
+def _current() -> object:
+    """Return what tells this thread, or this task, from others."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident(), task
+
+
+_USERS = "txbox_connection_users"
+_watched: "WeakSet[Dialect]" = WeakSet()
+_cancelling: set[asyncio.Task[None]] = set()
+"""What asks servers to cancel; a loop keeps no reference by itself."""
