@@ -4,25 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, Engine, create_engine, insert
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy import Engine, create_engine, insert
+from sqlalchemy.orm import Session, sessionmaker
 
 from support.workers.business import Business, once
+from support.workers.mapped import Base, Effect
 from support.workers.memory_worker import make, messages, work_off
 from txbox import InvalidConfiguration, Message
 from txbox_workers.memory_source import MemorySource
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Effect(Base):
-    __tablename__ = "effect"
-
-    position: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    message_id: Mapped[str]
-    body: Mapped[str]
 
 
 def use(session: Session, message: Message) -> None:
@@ -36,7 +25,7 @@ def use(session: Session, message: Message) -> None:
 
 def routing(engine: Engine) -> Callable[..., Session]:
     class Routing(Session):
-        def get_bind(self, mapper: Any = None, **_: Any) -> Engine:  # type: ignore[override]
+        def get_bind(self, *_: Any, **__: Any) -> Engine:
             return engine
 
     return Routing

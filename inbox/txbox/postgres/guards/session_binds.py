@@ -35,7 +35,8 @@ def bind_to(session: Session, target: Connection | Engine) -> None:
     """
     if session.twophase:
         raise InvalidConfiguration(f"the session {_TWO_PHASES}")
-    choose: Any = session.get_bind
+    own: Any = session  # its own method, whatever its class, its binds, or the caller of a method chooses
+    choose = own.get_bind
 
     def get_bind(*args: Any, **named: Any) -> Engine | Connection:
         chosen: Engine | Connection = choose(*args, **named)
@@ -46,7 +47,7 @@ def bind_to(session: Session, target: Connection | Engine) -> None:
             f"message: make it for the engine that records the message, {target.engine!r}"
         )
 
-    session.get_bind = get_bind  # type: ignore[method-assign]
+    own.get_bind = get_bind
 
 
 def keep_to(session: Session, connection: Connection) -> None:

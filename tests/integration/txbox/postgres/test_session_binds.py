@@ -4,24 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, Engine, create_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from support.workers.business import Business
+from support.workers.mapped import Base, Effect
 from txbox import Inbox, InvalidConfiguration, Outbox
 from txbox.watermarks import Watermarks
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Effect(Base):
-    __tablename__ = "effect"
-
-    position: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    message_id: Mapped[str]
-    body: Mapped[str]
 
 
 def effect() -> Effect:
@@ -44,7 +33,7 @@ def by_class(engine: Engine, other: Engine) -> Any:
 
 def by_get_bind(engine: Engine, other: Engine) -> Any:
     class Routing(Session):
-        def get_bind(self, mapper: Any = None, **_: Any) -> Engine:  # type: ignore[override]
+        def get_bind(self, mapper: Any = None, *_: Any, **__: Any) -> Engine:
             return engine if mapper is None else other
 
     return Routing()

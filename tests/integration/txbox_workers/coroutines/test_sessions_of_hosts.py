@@ -9,9 +9,9 @@ from sqlalchemy import Engine, insert
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from integration.txbox_workers.test_sessions_of_hosts import Base, Effect
 from support.workers.async_worker import Engines, make, work_off
 from support.workers.business import Business, once
+from support.workers.mapped import Base, Effect
 from support.workers.memory_worker import messages
 from txbox import InvalidConfiguration, Message
 from txbox_workers.memory_source import MemorySource
@@ -19,7 +19,7 @@ from txbox_workers.memory_source import MemorySource
 
 def routing(engine: AsyncEngine) -> Callable[..., AsyncSession]:
     class Routing(Session):
-        def get_bind(self, mapper: Any = None, **_: Any) -> Engine:  # type: ignore[override]
+        def get_bind(self, *_: Any, **__: Any) -> Engine:
             return engine.sync_engine
 
     return async_sessionmaker(sync_session_class=Routing)
