@@ -14,7 +14,8 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
 - Numbers in JSON never become floating-point numbers where a decimal can hold them, and a text in quotes stays text.
 - Parquet files need not all have the same columns: there are those of every file.
 - The value in a folder's name, such as ``store=007``, is text, unless the schema says otherwise.
-- Folders below a path that Spark would pass over are an error.
+- Folders below a path that Spark would pass over are an error, and so are files beside folders named ``store=007``.
+- A column that is both in the files and in the names of their folders is an error.
 - More than one JSON value on a line, or in a document, is an error: see ``json_values``.
 - Bytes that are not in the files' encoding make a record of CSV, or a line of JSON, malformed, and so do escapes of
   lone surrogates in JSON: see ``encodings``.
@@ -105,7 +106,7 @@ def read_events(
     columns = None if schema is None else _columns(schema)
     with explained(f"cannot read {described(paths)} as {chosen}"):
         frame = read(spark, chosen, paths, columns, encoding, options or {})
-        refuse_overlooked(files, frame.inputFiles())
+        refuse_overlooked(files, frame)
         return frame
 
 

@@ -1,8 +1,10 @@
 """The files that events are read from, as Spark lists them."""
 
 from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
 
 from txbox_spark.reading.errors import SourceError, explained
+from txbox_spark.reading.files.folder_columns import folder_columns, partition_folders
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession
 
 CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremissingfiles", "timezone")
@@ -30,13 +32,30 @@ def files_in(spark: SparkSession, paths: Sequence[str], options: Mapping[str, st
     return files
 
 
-def refuse_overlooked(there: Sequence[str], read: Sequence[str]) -> None:
-    """Raise ``SourceError`` if a file is passed over: Spark reads folders below a path only if named key=value."""
-    if overlooked := sorted(set(there) - set(read)):
-        raise SourceError(
-            f"{len(overlooked)} of {len(there)} files would be passed over, such as {overlooked[0]}: their folders are "
-            "not named key=value; give the option recursiveFileLookup=true"
+def refuse_overlooked(there: Sequence[str], frame: DataFrame) -> None:
+    """Raise ``SourceError`` if a frame passes over one of the files that are there.
+
+    Spark reads folders below a path only if they are named key=value, and then no file beside them.
+    """
+    read = set(frame.inputFiles())
+    overlooked = sorted(set(there) - read)
+    why = "their folders are not named key=value; give the option recursiveFileLookup=true"
+    if not overlooked and folder_columns(frame):
+        folders = {_plain(folder) for folder in partition_folders(frame)}
+        overlooked = sorted(file for file in there if _plain(unquote(file)).rpartition("/")[0] not in folders)
+        why = (
+            "they lie beside folders that are named key=value; read them apart, or give the option "
+            "recursiveFileLookup=true, which leaves out what folders' names say"
         )
+    if overlooked:
+        raise SourceError(
+            f"{len(overlooked)} of {len(there)} files would be passed over, such as {overlooked[0]}: {why}"
+        )
+
+
+def _plain(path: str) -> str:
+    """Return a path of Hadoop's without slashes that name no host: file:///a and file:/a are one."""
+    return path.replace(":///", ":/", 1)
 
 
 def described(paths: Sequence[str]) -> str:

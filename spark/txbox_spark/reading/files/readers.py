@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
+from urllib.parse import unquote
 
 from txbox_spark.reading.columns import CORRUPT_RECORD, quoted
 from txbox_spark.reading.errors import SourceError
@@ -31,9 +32,10 @@ from txbox_spark.reading.files.encodings import (
     without_replaced,
 )
 from txbox_spark.reading.files.file_listing import CHOOSING_FILES, described, listing
+from txbox_spark.reading.files.folder_columns import FILES_ALONE, folder_columns, json_keys_among, refuse_in_both
 from txbox_spark.reading.files.json_values import has_more, refuse_more
 from txbox_spark.runtime.jobs import changed_settings
-from txbox_spark.runtime.lazy_imports import DataFrame, DataType, SparkSession, StructType, sql, types
+from txbox_spark.runtime.lazy_imports import DataFrame, DataType, SparkSession, StructType, spark_errors, sql, types
 
 __all__ = ["CORRUPT_OPTION", "CORRUPT_RECORD", "read"]
 
@@ -59,13 +61,28 @@ def read(
     if format_ == "parquet":
         if encoding is not None:
             raise SourceError("an encoding is for CSV and JSON: texts in Parquet are UTF-8")
-        return _load(spark, format_, paths, {**_DEFAULTS[format_], **options}, columns)
+        return _read_parquet(spark, paths, {**_DEFAULTS[format_], **options}, columns)
     if encoding is None:
         encoding = _option(options, *_ENCODING_OPTIONS)
     charset = charset_named(spark, "UTF-8" if encoding is None else encoding)
     theirs = {name: value for name, value in options.items() if name.lower() not in _ENCODING_OPTIONS}
     read_as = _read_csv if format_ == "csv" else _read_json
     return read_as(spark, paths, {**_DEFAULTS[format_], **theirs}, columns, charset)
+
+
+def _read_parquet(
+    spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], columns: StructType | None
+) -> DataFrame:
+    frame = _load(spark, "parquet", paths, given, columns)
+    if folders := folder_columns(frame):
+        alone = {**given, **FILES_ALONE}
+        try:
+            in_files = _load(spark, "parquet", paths, alone, None).columns
+        except spark_errors():  # the files' types conflict, which the schema settles
+            each = [_load(spark, "parquet", [unquote(file)], alone, None) for file in frame.inputFiles()]
+            in_files = [name for one in each for name in one.columns]
+        refuse_in_both(folders, in_files, described(paths))
+    return frame
 
 
 def _read_csv(
@@ -77,7 +94,7 @@ def _read_csv(
 ) -> DataFrame:
     load = partial(_load, spark, "csv", paths)
     lines = _lines(spark, paths, given)
-    folders = [name for name in lines.columns if name != LINE]
+    folders = folder_columns(lines)
     if charset.is_wide:
         as_bytes, has_quote = False, True
         given = {**given, "encoding": charset.name}
@@ -88,6 +105,10 @@ def _read_csv(
             given = read_as_bytes(charset, given)
     if has_quote:
         _refuse_unclosed(spark, load, given, charset.codec if as_bytes else None)
+    if folders and _is_on(given, "header"):
+        header = load({**given, **FILES_ALONE}, None).schema
+        in_files = with_true_names(header, charset, (), as_bytes=as_bytes).names
+        refuse_in_both(folders, in_files, described(paths))
     if columns is None:
         columns = with_true_names(load(given, None).schema, charset, folders, as_bytes=as_bytes)
     columns = _with_corrupt_record(columns)
@@ -147,6 +168,10 @@ def _read_json(
     as_usual = not whole and charset.is_utf8 and all_json(lines, has_more(sql.col(LINE), given))
     if not as_usual:
         refuse_more(decoded_lines(lines, charset), given, whole=whole)
+    if folders := folder_columns(lines):
+        keys = json_keys_among(sql.col(LINE), folders, given)
+        found_keys = decoded_lines(lines, charset).select(sql.explode(keys).alias(LINE)).head()
+        refuse_in_both(folders, () if found_keys is None else found_keys, described(paths))
     if as_usual or whole:
         given = {**given, "encoding": charset.name} if whole and not charset.is_utf8 else given
         load = partial(_load, spark, "json", paths)
@@ -219,7 +244,13 @@ def _load(
 def _lines(spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], *, whole: bool = False) -> DataFrame:
     """Return the lines of the files, or the whole files, as bytes, with the columns that come from names of folders."""
     choosing = {name: value for name, value in given.items() if name.lower() in _CHOOSING_LINES}
-    return _load(spark, "text", paths, {**choosing, "wholetext": str(whole).lower()}, None)
+    lines = _load(spark, "text", paths, {**choosing, "wholetext": str(whole).lower()}, None)
+    if any(name.lower() == LINE for name in folder_columns(lines)):
+        raise SourceError(
+            f"folders of {described(paths)} are named {LINE}=…, as Spark names the lines of a file; rename them, or "
+            "give the option recursiveFileLookup=true, which leaves out what folders' names say"
+        )
+    return lines
 
 
 def _option(given: Mapping[str, str], *names: str) -> str | None:

@@ -12,7 +12,6 @@ from pyspark.sql.types import (
 )
 
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.files.file_listing import refuse_overlooked
 from txbox_spark.reading.files.readers import _has_floats, _without_floats
 from txbox_spark.reading.sources import _format
 
@@ -83,9 +82,3 @@ def test_floats_become_decimals_and_nothing_else_does() -> None:
     assert _without_floats(plain, decimals).simpleString() == (
         "struct<id:string,count:bigint,amount:decimal(5,2),huge:double,lines:array<struct<price:decimal(4,3)>>>"
     )
-
-
-def test_files_that_would_be_passed_over_are_refused() -> None:
-    refuse_overlooked(["a", "b"], ["b", "a"])
-    with pytest.raises(SourceError, match=r"1 of 2 files would be passed over, such as b.*recursiveFileLookup=true"):
-        refuse_overlooked(["a", "b"], ["a"])
