@@ -5,7 +5,8 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from txbox.message import Message
-from txbox.message_types.message_type import adapter_of
+from txbox.message_types.difference import difference
+from txbox.message_types.message_type import Unreadable, adapter_of, name_of, read_as
 
 MAX_WORDS_CHARACTERS = 1_000
 """Of what pydantic says of an object that cannot be written."""
@@ -30,10 +31,11 @@ Body = bytes | str | Model | DataclassObject
 
 
 def written(body: Any) -> bytes:
-    """Return what travels. Objects are JSON with their fields' aliases, so that the same type reads it again.
+    """Return what travels. Objects are JSON with their fields' aliases, which their own type has read again.
 
     Raises:
-        TypeError: it is not a ``Body``, or a field of it has a value that is not of its type.
+        TypeError: it is not a ``Body``; or a field of it has a value that is not of its type; or its type cannot read
+            it again, or would read something else.
         InvalidConfiguration: pydantic is not installed, or does not know the type of a field.
     """
     if isinstance(body, str):
@@ -41,20 +43,45 @@ def written(body: Any) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     kind: Any = type(body)
+    name = kind.__name__
     if not _is_of_message_type(body):
         raise TypeError(
-            f"a body is bytes, text, or an object of a pydantic model or a dataclass, not {kind.__name__}; json.dumps "
+            f"a body is bytes, text, or an object of a pydantic model or a dataclass, not {name}; json.dumps "
             "makes text of most"
         )
-    adapter = _adapter(kind)
+    # A generic dataclass forgets its parameters, unless it was made by ``Box[int](…)``.
+    adapter = _adapter(getattr(body, "__orig_class__", kind))
     from pydantic_core import PydanticSerializationError
 
     try:
         # A value that is not of its field's type is a warning by default, and a malformed message for its receiver.
-        text = adapter.dump_json(body, by_alias=True, warnings="error")
+        text = bytes(adapter.dump_json(body, by_alias=True, warnings="error"))
     except PydanticSerializationError as error:
-        raise TypeError(f"this {kind.__name__} cannot be a body: {str(error)[:MAX_WORDS_CHARACTERS]}") from error
-    return bytes(text)
+        raise _refusal(name, str(error)) from error
+    try:
+        differs = difference(body, read_as(adapter, text), _dump)
+    except Unreadable as error:
+        raise _refusal(
+            name, f"its type does not read it again ({error}): let what it writes and what it reads agree"
+        ) from None
+    except Exception as error:  # validators and comparisons are the host's
+        raise _refusal(name, f"its type does not read it again: {type(error).__name__}: {error}") from error
+    if differs is not None:
+        raise _refusal(
+            name,
+            f"{differs or 'it'} would be another value when its type reads it: send one that JSON has, or say how it "
+            "is written and read (field_serializer, ser_json_inf_nan, an alias for both)",
+        )
+    return text
+
+
+def _refusal(name: str, why: str) -> TypeError:
+    return TypeError(f"this {name} cannot be a body: {' '.join(why.split())[:MAX_WORDS_CHARACTERS]}")
+
+
+def _dump(of: Any) -> Any:
+    kind: Any = type(of)
+    return _adapter(kind).dump_python(of, by_alias=False, warnings=False)
 
 
 def _is_of_message_type(body: object) -> bool:
@@ -66,4 +93,4 @@ def _is_of_message_type(body: object) -> bool:
 
 @lru_cache(maxsize=256)
 def _adapter(kind: Any) -> Any:
-    return adapter_of(kind, kind.__name__)
+    return adapter_of(kind, name_of(kind))

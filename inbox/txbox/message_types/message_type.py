@@ -75,25 +75,10 @@ class MessageType:
             MalformedMessage: the body is not JSON, or not of this type. The text has the validator's words, bounded in
                 length, and names fields but not their values.
         """
-        from pydantic import ValidationError
-        from pydantic_core import from_json
-
-        body = message.body
-        words = ""
-        if b"NaN" in body or b"Infinity" in body:
-            try:
-                from_json(body, allow_inf_nan=False)
-            except ValueError as error:
-                words = f"Invalid JSON: {error}"
         try:
-            if not words:
-                return self._adapter.validate_json(body)
-        except ValidationError as error:
-            words = _words(error)
-        except RecursionError:
-            words = "it is nested too deeply"
-        # Not from the validator's error, which quotes the body.
-        raise MalformedMessage(f"the body of message {message.id} is no {self.name}: {words}") from None
+            return read_as(self._adapter, message.body)
+        except Unreadable as error:
+            raise MalformedMessage(f"the body of message {message.id} is no {self.name}: {error}") from None
 
     def json_schema(self, *, published: bool = False) -> dict[str, Any]:
         """Return the JSON Schema of bodies of this type.
@@ -112,6 +97,31 @@ class MessageType:
         except PydanticUserError as error:
             raise InvalidConfiguration(f"{self.name} has no JSON Schema: {error.message}") from error
         return {"$schema": _DIALECT, **schema}
+
+
+class Unreadable(ValueError):
+    """A body is not JSON, or not of a type; the text has the validator's words."""
+
+
+def read_as(adapter: Any, body: bytes) -> Any:
+    """Return a body as an object of the type of pydantic's adapter; raises ``Unreadable``."""
+    from pydantic import ValidationError
+    from pydantic_core import from_json
+
+    words = ""
+    if b"NaN" in body or b"Infinity" in body:
+        try:
+            from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            words = f"Invalid JSON: {error}"
+    try:
+        if not words:
+            return adapter.validate_json(body)
+    except ValidationError as error:
+        words = _words(error)
+    except RecursionError:
+        words = "it is nested too deeply"
+    raise Unreadable(words) from None  # not from the validator's error, which quotes the body
 
 
 def adapter_of(of: Any, name: str) -> Any:

@@ -137,7 +137,8 @@ class Outbox:
         Raises:
             NotInTransaction: the connection is in autocommit mode.
             NotSendable: the destination cannot take this message. ``MessageTooLarge``: it has too many bytes.
-            TypeError: the body is of another type, or a field of it has a value that is not of its type.
+            TypeError: the body is of another type; or its type cannot read again what would travel, or would read
+                something else. The text names the field.
             InvalidMessageId: the id cannot be kept.
             SchemaMissing: the outbox's table does not exist.
         """
@@ -154,7 +155,8 @@ class Outbox:
             messages: what is to be sent.
 
         Raises:
-            NotInTransaction, NotSendable, InvalidMessageId, SchemaMissing: as ``publish``; nothing was published.
+            NotInTransaction, NotSendable, TypeError, InvalidMessageId, SchemaMissing: as ``publish``; nothing was
+                published.
         """
         with _ended_together() as spans:
             rows = [_row(message, self._tracing, spans) for message in messages]
