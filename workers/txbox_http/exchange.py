@@ -62,6 +62,7 @@ class Exchange:
         self.is_answered = False  # or what answers it has begun to leave
         self._answered = anyio.Event()
         self.failure: BaseException | None = None
+        self.refusal: Answered | None = None
         self._start: Message | None = None
         self._body = bytearray()
         self._length = 0  # of the body, with what has left
@@ -75,6 +76,11 @@ class Exchange:
             return False
         self._begin_again()
         return True
+
+    def refuse(self, refusal: Answered) -> None:
+        """Note what answers the request, whatever the application makes of the error: it may catch or wrap it."""
+        if not self.is_answered:
+            self.refusal = refusal
 
     def begin(self, work: Work | None) -> None:
         """Hold the response from now on, until its work is settled; None: there is nothing to settle."""
@@ -127,6 +133,8 @@ class Exchange:
 
         Where an end may be a cut, see ``note_handler``, ``end`` settles the work.
         """
+        if (self.refusal is not None and not self.is_answered) or self.failure is not None:
+            return  # what an application inside makes of the error, such as a 500: the middleware has the answer
         if self.work is None:
             self.is_answered = True
             await self._send(message)
@@ -142,7 +150,7 @@ class Exchange:
             self._is_ended = not message.get("more_body", False)
             try:
                 await self._hold(self.work, self._start, part)
-                if self._is_ended and (part or self._is_surely_whole(self._start)):
+                if self._is_ended and not self._may_be_of_an_error and (part or self._is_surely_whole(self._start)):
                     await self._settle(self.work, self._start)
             except BaseException as error:
                 self.failure = error  # what is around the application's send may wrap it
@@ -152,6 +160,16 @@ class Exchange:
                 f"{message['type']} cannot be kept: answer with a response whose body the application sends itself"
             )
 
+    @property
+    def _may_be_of_an_error(self) -> bool:
+        """Whether it may be what an application inside, such as a mounted one, answers to an error that it raises next.
+
+        If that is a conflict, the request is run again, so the response is held until the application has ended.
+        """
+        if self.work is None or self._start is None or not self.work.may_run_again:
+            return False
+        return self._start["status"] >= 500 and not self._keeps(self._start["status"])
+
     def _is_surely_whole(self, start: Message) -> bool:
         if self._fails_before_its_end:
             return True
@@ -159,9 +177,14 @@ class Exchange:
         return start["status"] in (204, 304) or lengths == [b"%d" % self._length]
 
     async def end(self) -> None:
-        """Settle the work, where the last part has not done so: the application has returned without an error."""
+        """Settle the work, where the last part has not done so: the application has ended."""
         if self.work is not None and self._start is not None and self._is_ended and not self.is_answered:
             await self._settle(self.work, self._start)
+
+    async def end_with_error(self) -> None:
+        """Settle the work with what an application inside has answered to an error, if it has."""
+        if self.failure is None and self._may_be_of_an_error:
+            await self.end()
 
     def as_unknown(self, error: BaseException) -> BaseException:
         """Return with what to give the work up: an error after the response has begun does not undo its effect."""

@@ -105,7 +105,8 @@ class Idempotency:
             The session, or the lease; of a request that was begun before, the same.
 
         Raises:
-            Answered: it was done before, or is not to be done. Let it out: the middleware sends its answer.
+            Answered: it was done before, or is not to be done. The middleware sends its answer, whatever the
+                application makes of this error.
             InvalidConfiguration: the application lacks the middleware, or ``caller`` has returned no name.
         """
         exchange = self._exchange(request)
@@ -116,6 +117,13 @@ class Idempotency:
         exchange = self._exchange(request)
         if exchange.is_begun or exchange.is_answered:
             raise InvalidConfiguration("begin a request once, and before it is answered")
+        try:
+            return await self._begin(request, caller, exchange)
+        except Answered as refusal:
+            exchange.refuse(refusal)
+            raise
+
+    async def _begin(self, request: Request, caller: str | Everyone, exchange: Exchange) -> Any:
         try:
             key = key_of(request.scope["headers"])
         except InvalidKey as error:

@@ -10,7 +10,7 @@ A serialization failure or a deadlock has the application run again, with the bo
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import anyio
 from starlette.requests import Request
@@ -76,8 +76,7 @@ class IdempotencyMiddleware:
             if isinstance(error, Answered):
                 await exchange.answer(error.answer)
                 return
-            may_run_again = exchange.work is not None and exchange.work.may_run_again and not exchange.is_answered
-            if not (may_run_again and is_retryable(error)):
+            if exchange.is_answered or not _may_run_again(exchange, error):
                 raise error
             if run == RUNS or not exchange.rewind():
                 await exchange.answer(conflict(self._once.documentation))
@@ -94,14 +93,36 @@ class IdempotencyMiddleware:
                 if self._covers(request):
                     await self._once(request)
             await self._app(scope, exchange.receive, exchange.send)
-            if exchange.failure is None:
+            if exchange.failure is None and exchange.refusal is None:
                 await exchange.end()
-            if exchange.work is None or exchange.is_answered:
+            if exchange.refusal is None and (exchange.work is None or exchange.is_answered):
                 return None
-            error = exchange.failure or NotWhole("the application has returned without a whole response")
+            error = (
+                exchange.refusal
+                or exchange.failure
+                or NotWhole("the application has returned without a whole response")
+            )
         except BaseException as raised:  # noqa: BLE001 - it is raised again, unless it has an answer
-            error = exchange.failure or raised
+            error = exchange.refusal or exchange.failure or raised
+            if isinstance(raised, Exception) and error is raised and not _may_run_again(exchange, error):
+                try:
+                    await exchange.end_with_error()
+                except Exception as failed:  # noqa: BLE001 - it is raised, with the first one as its context
+                    error = failed
         if exchange.work is not None:
             with anyio.CancelScope(shield=True):
                 await exchange.work.abandon(exchange.as_unknown(error))
         return error
+
+
+def _may_run_again(exchange: Exchange, error: BaseException) -> bool:
+    """Return whether Postgres has undone all of a request because of others; task groups wrap what says so."""
+    return exchange.work is not None and exchange.work.may_run_again and any(map(is_retryable, _leaves(error)))
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error
