@@ -114,7 +114,7 @@ class RetentionRun:
                 database.execute(
                     f"INSERT INTO {SCHEMA}.inbox_horizon VALUES ('{SUBSCRIBER}', now() - interval '180 days')"
                 )
-                generations.forget()
+                generations.forget(settled=generations.settle(seconds=60))
                 note(DROPPED)
             if (left := database.recorded()) != young:
                 raise WrongResult(f"{way}: {left:,} rows are left, not {young:,}")

@@ -23,13 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, InFlight
 from txbox.dead_letters.letter import DeadLetter, Reason
-from txbox.maintenance.rotation import (
-    Generations,
-    InboxConversion,
-    conversion,
-    generations,
-    wait_for_older_transactions,
-)
+from txbox.maintenance.rotation import Generations, InboxConversion, conversion, generations
 from txbox.postgres.sqlstates import is_outage, is_retryable
 from txbox_spark.merging.chunk_merger import begin_chunk, merge_chunk
 from txbox_spark.merging.fresh_event import create_fresh
@@ -96,7 +90,6 @@ class Storm:
                 "ON CONFLICT (subscriber_id) DO UPDATE SET horizon = excluded.horizon",
                 (horizon,),
             )
-        assert wait_for_older_transactions(self.engine, seconds=120)
 
     def note(self, ids: list[str]) -> None:
         with self._lock:
@@ -231,7 +224,7 @@ def rotate(engine: Engine, storm: Storm) -> None:
     maintained.rotate(tries=5)
     if random.random() < 0.5:
         storm.move_horizon(REPEATED_SECONDS)
-        maintained.forget(slack=timedelta(), tries=5)
+        maintained.forget(settled=maintained.settle(seconds=120), slack=timedelta(), tries=5)
 
 
 @pytest.mark.chaos
@@ -312,8 +305,9 @@ def convert_back(engine: Engine) -> bool:
 
 
 def forget(engine: Engine) -> bool:
-    Generations(engine).forget(slack=timedelta())
-    return len(Generations(engine).list()) == 1
+    maintained = Generations(engine)
+    maintained.forget(settled=maintained.settle(seconds=120), slack=timedelta())
+    return len(maintained.list()) == 1
 
 
 @pytest.mark.chaos

@@ -964,6 +964,14 @@ MUTATIONS = (
     ),
     Mutation(
         "maintenance",
+        "a generation goes by a horizon that a running transaction may not see",
+        "inbox/txbox/maintenance/rotation/generations.sql",
+        "OR least(reached.horizon,",
+        "OR greatest(reached.horizon,",
+        "tests/integration/txbox/maintenance/test_generations.py::test_a_horizon_that_a_running_transaction_may_not_see_forgets_nothing",
+    ),
+    Mutation(
+        "maintenance",
         "a horizon moves back",
         "inbox/txbox/maintenance/maintenance.sql",
         "WHERE excluded.horizon - moved.horizon >= least(",

@@ -27,7 +27,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from txbox.backoff import Backoff
+from txbox.errors import InvalidConfiguration
 from txbox.horizon import PRODUCER_SLACK
+from txbox.maintenance.transactions import MaintenanceStatements
 from txbox.postgres.engines import adopt
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql import with_moments
@@ -36,7 +38,7 @@ from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
 from txbox.retries import retry
 
-__all__ = ["Generation", "Generations", "is_contended", "wait_for_older_transactions"]
+__all__ = ["Generation", "Generations", "is_contended"]
 
 LOCK_MS = 80
 """How long the exclusive lock is waited for at once; what records waits behind it. Less than deadlock_timeout."""
@@ -111,6 +113,7 @@ class Generations:
         """
         self._engine = adopt(engine)
         self._sql = GenerationStatements.load(schema, prefix)
+        self._maintenance_sql = MaintenanceStatements.load(schema, prefix)
         self._wait = wait
 
     def rotating(self) -> bool:
@@ -148,12 +151,51 @@ class Generations:
             return False
         return self.exclusively(lambda connection: connection.exec_driver_sql(self._sql.rotate), tries=tries)
 
+    def settle(self, *, seconds: float) -> Mapping[str, float]:
+        """Read the horizons, wait until every transaction that runs sees them, and return them for ``forget``.
+
+        A horizon that moves during the wait does not count: a transaction that began meanwhile may not see it::
+
+            horizons are read ── waits for A ─────────── returns the horizons that were read
+            A ──────────────────────────── A ends
+                                 B begins ─────────────────── records by its old snapshot
+                                    a horizon moves
+
+        What has committed before the transactions are listed is in the snapshot of every later one, as CREATE INDEX
+        CONCURRENTLY has it. A VACUUM is not waited for.
+
+        Args:
+            seconds: how long to wait at most.
+
+        Returns:
+            The horizons by subscriber, in seconds since 1970. None of them if a transaction still runs after
+            ``seconds``; the log names its server process.
+
+        Raises:
+            DBAPIError: as the database raised it.
+        """
+        with short_transaction(self._engine) as connection:
+            found = connection.exec_driver_sql(self._maintenance_sql.horizons)
+            horizons = {one.subscriber_id: one.seconds for one in found}
+        until = time.monotonic() + seconds
+        with short_transaction(self._engine) as connection:
+            older = list(connection.exec_driver_sql(SERVER.running_transactions).scalars())
+        while older:
+            with short_transaction(self._engine) as connection:
+                looked_for = {"virtualxids": older}
+                running = connection.exec_driver_sql(self._maintenance_sql.still_running, looked_for).all()
+            older = [one.virtualxid for one in running]
+            if older and (time.monotonic() >= until or self._wait(POLL_SECONDS)):
+                _log.warning(
+                    "transactions that began before the horizons were read are still running, so no horizon counts; "
+                    "end them, or wait longer: server processes %s",
+                    ", ".join(str(one.pid) for one in running[:5]),
+                )
+                return {}
+        return horizons
+
     def forget(
-        self,
-        *,
-        slack: timedelta = PRODUCER_SLACK,
-        settled: Mapping[str, float] | None = None,
-        tries: int = TRIES,
+        self, *, settled: Mapping[str, float], slack: timedelta = PRODUCER_SLACK, tries: int = TRIES
     ) -> tuple[int, ...]:
         """Drop every generation all of whose ids lie behind their subscribers' horizons; return their numbers.
 
@@ -163,20 +205,24 @@ class Generations:
         Rows of letters that wait, and of those that were discarded since the horizon, are moved into the current
         generation before. One whose lock cannot be had, or whose letters are being redriven, is left for the next time.
 
-        The horizons must have been seen by every transaction that runs (``wait_for_older_transactions``): one whose
-        snapshot is older than a horizon knows neither the horizon nor the id, and would run the message again.
+        Only horizons that every running transaction sees count. One whose snapshot is older than a horizon knows
+        neither the horizon nor the id, and would run the message again.
 
         Args:
+            settled: the horizons that ``settle`` has returned; those in the database may have moved since.
             slack: by how much the clocks of a sender and of the database may differ.
-            settled: the horizons that every running transaction has seen, by subscriber, in seconds since 1970; another
-                process may have moved them since. None: all have been seen.
             tries: how often the lock is waited for, for each generation.
+
+        Raises:
+            InvalidConfiguration: ``settled`` is no mapping.
+            DBAPIError: as the database raised it.
         """
+        if not isinstance(settled, Mapping):
+            raise InvalidConfiguration(f"settled must be what Generations.settle returned, not {settled!r}")
         with short_transaction(self._engine) as connection:
             if not connection.exec_driver_sql(self._sql.rotates).scalar_one_or_none():
                 return ()
-            horizons = None if settled is None else json.dumps(dict(settled))
-            wanted = {"slack_seconds": slack.total_seconds(), "settled": horizons}
+            wanted = {"slack_seconds": slack.total_seconds(), "settled": json.dumps(dict(settled))}
             found = list(connection.exec_driver_sql(self._sql.forgettable, wanted))
         self.drop_detached(tries=tries)
         return tuple(generation for generation, closed_at in found if self._forget(generation, closed_at, tries))
@@ -245,33 +291,6 @@ class Generations:
 def is_contended(error: BaseException) -> bool:
     """Whether a transaction could not have its locks, and may have them when it is run again."""
     return is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
-
-
-def wait_for_older_transactions(
-    engine: Engine, *, seconds: float, wait: Callable[[float], bool | None] = time.sleep
-) -> bool:
-    """Wait until every transaction of this database that runs now has ended, as CREATE INDEX CONCURRENTLY does.
-
-    What has committed before the call is in the snapshot of every transaction then. A VACUUM is not waited for.
-
-    Args:
-        engine: the database.
-        seconds: how long to wait at most.
-        wait: pauses for so many seconds; returns whether to give up.
-
-    Returns:
-        False: one of them still runs; nothing may be deleted that only what was committed makes superfluous.
-    """
-    until = time.monotonic() + seconds
-    older: set[str] | None = None
-    while True:
-        with short_transaction(engine) as connection:
-            running = set(connection.exec_driver_sql(SERVER.running_transactions).scalars())
-        older = running if older is None else older & running
-        if not older:
-            return True
-        if time.monotonic() >= until or wait(POLL_SECONDS):
-            return False
 
 
 _log = logging.getLogger("txbox.maintenance")

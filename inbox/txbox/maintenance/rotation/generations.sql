@@ -80,7 +80,7 @@ END $txbox$
 -- sent before its generation was closed. The subscribers are found by one step in the primary key for each. One that an
 -- archive does not have yet stays.
 -- parameters: slack_seconds double precision (by which clocks may differ), settled jsonb (horizons in seconds since 1970,
---   by subscriber, beyond which nothing may go; null: any horizon counts)
+--   by subscriber, that every running transaction sees; nothing beyond them goes)
 -- returns: generation, when it was closed in microseconds since 1970
 SELECT generation.generation, {{microseconds(generation.closed_at)}} FROM {{inbox_generation}} AS generation
 WHERE isfinite(generation.closed_at) AND NOT EXISTS (
@@ -101,8 +101,8 @@ WHERE isfinite(generation.closed_at) AND NOT EXISTS (
   SELECT FROM found LEFT JOIN {{inbox_horizon}} AS reached USING (subscriber_id)
   WHERE found.subscriber_id IS NOT NULL AND (
     reached.horizon IS NULL
-    OR least(reached.horizon, CASE WHEN %(settled)s::jsonb IS NOT NULL THEN
-        to_timestamp(coalesce((%(settled)s::jsonb ->> found.subscriber_id)::double precision, '-infinity')) END)
+    OR least(reached.horizon,
+        to_timestamp(coalesce((%(settled)s::jsonb ->> found.subscriber_id)::double precision, '-infinity')))
       <= generation.closed_at + make_interval(secs => %(slack_seconds)s)
   )
 )

@@ -3,18 +3,20 @@
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from support.postgres.statements import run
 from support.postgres.tables import make_tables
+from support.txbox.horizon import id_of
 from support.waiting import wait_until
-from txbox import DeadLetters, Inbox
+from txbox import DeadLetters, Expired, Inbox, InvalidConfiguration
 from txbox.dead_letters.letter import DeadLetter, Reason
-from txbox.maintenance.rotation import Generations, InboxConversion, wait_for_older_transactions
+from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.maintenance.rotation.generations import MOST_GENERATIONS
 from txbox.postgres.sqlstates import sqlstate
 from txbox.schema import tables
@@ -243,14 +245,14 @@ def test_too_many_generations_are_not_opened(
     assert len(generations.list()) == MOST_GENERATIONS
     assert "has 24 generations" in caplog.text
     set_horizon(engine, "billing")
-    assert generations.forget() == tuple(range(1, MOST_GENERATIONS))
+    assert generations.forget(settled=generations.settle(seconds=60)) == tuple(range(1, MOST_GENERATIONS))
     assert generations.rotate()
 
 
 def test_one_table_is_not_rotated(engine: Engine) -> None:
     with pytest.raises(DBAPIError, match="does not rotate"):
         Generations(engine).rotate()
-    assert Generations(engine).forget() == ()
+    assert Generations(engine).forget(settled={}) == ()
 
 
 def test_a_generation_is_forgotten_when_all_its_subscribers_are_past_it(
@@ -261,14 +263,14 @@ def test_a_generation_is_forgotten_when_all_its_subscribers_are_past_it(
     assert generations.rotate()
     record(engine, inbox, "m-2")
     set_horizon(engine, "billing")
-    assert generations.forget() == (), "shipping has no horizon"
+    assert generations.forget(settled=generations.settle(seconds=60)) == (), "shipping has no horizon"
     set_horizon(engine, "shipping", "now() - interval '1 hour'")
-    assert generations.forget() == (), "its horizon is older than the generation"
+    assert generations.forget(settled=generations.settle(seconds=60)) == (), "its horizon is older than the generation"
     set_horizon(engine, "shipping", "now() + interval '1 minute'")
-    assert generations.forget() == (), "clocks may differ by more"
-    assert generations.forget(slack=timedelta(seconds=10)) == (1,)
+    assert generations.forget(settled=generations.settle(seconds=60)) == (), "clocks may differ by more"
+    assert generations.forget(settled=generations.settle(seconds=60), slack=timedelta(seconds=10)) == (1,)
     assert rows(engine) == [("m-2", 2)]
-    assert generations.forget() == (), "the current one is never forgotten"
+    assert generations.forget(settled=generations.settle(seconds=60)) == (), "the current one is never forgotten"
     assert record(engine, inbox, "m-1", "m-2") == {"m-1"}
 
 
@@ -280,11 +282,11 @@ def test_files_are_removed_when_nobody_waits_also_if_that_was_cut_off(
     set_horizon(engine, "billing")
     with monkeypatch.context() as cut_off:
         cut_off.setattr(Generations, "drop_detached", lambda *_, **__: ())
-        assert generations.forget(slack=timedelta()) == ()
+        assert generations.forget(settled=generations.settle(seconds=60), slack=timedelta()) == ()
     assert [one.generation for one in generations.list()] == [2]
     with engine.connect() as reader:
         assert reader.exec_driver_sql("SELECT count(*) FROM processed_message_g1").scalar_one() == 1
-        assert generations.forget(tries=1) == ()
+        assert generations.forget(settled={}, tries=1) == ()
         assert record(engine, inbox, "m-1") == {"m-1"}
         assert not InboxConversion(engine).back(tries=1)
         assert generations.rotating()
@@ -308,7 +310,7 @@ def test_what_is_parked_goes_along_and_is_redriven_once(engine: Engine, generati
         connection.exec_driver_sql(
             "UPDATE inbox_generation SET closed_at = now() - interval '3 hours' WHERE generation = 1"
         )
-    assert generations.forget() == (1,)
+    assert generations.forget(settled=generations.settle(seconds=60)) == (1,)
     assert rows(engine) == [("discarded", 2), ("waiting", 2)]
     assert record(engine, inbox, "waiting", "discarded") == set()
     letters.redrive(waiting, lambda _: None)
@@ -320,28 +322,33 @@ def test_a_letter_that_is_being_redriven_is_not_moved(engine: Engine, generation
     number = letters.park(letter("m-1")) or 0
     assert generations.rotate()
     set_horizon(engine, "billing")
+    settled = generations.settle(seconds=60)
     with engine.begin() as connection:
         letters.redrive_in(connection, number, lambda *_: None)
         assert generations.move_parked(1) == 0
-        assert generations.forget(tries=1) == ()
-    assert generations.forget() == (1,)
+        assert generations.forget(settled=settled, tries=1) == ()
+    assert generations.forget(settled=generations.settle(seconds=60)) == (1,)
     assert record(engine, inbox, "m-1") == {"m-1"}
     assert record(engine, inbox, "m-1") == set()
 
 
-def test_transactions_that_run_are_waited_for_and_younger_ones_are_not(engine: Engine) -> None:
+def test_transactions_that_run_are_waited_for_and_younger_ones_are_not(
+    engine: Engine, generations: Generations, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_horizon(engine, "billing")
     older = engine.connect()
     first = older.begin()
-    older.exec_driver_sql("SELECT 1")
-    assert not wait_for_older_transactions(engine, seconds=0.3)
-    ended: list[bool] = []
+    pid = older.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    assert generations.settle(seconds=0.3) == {}
+    assert f"server processes {pid}" in caplog.text
+    ended: list[Mapping[str, float]] = []
     began = threading.Event()
 
     def note(seconds: float) -> None:
         began.set()
         time.sleep(seconds)
 
-    waiter = threading.Thread(target=lambda: ended.append(wait_for_older_transactions(engine, seconds=60, wait=note)))
+    waiter = threading.Thread(target=lambda: ended.append(Generations(engine, wait=note).settle(seconds=60)))
     waiter.start()
     assert began.wait(30)
     with engine.begin() as younger:
@@ -350,4 +357,44 @@ def test_transactions_that_run_are_waited_for_and_younger_ones_are_not(engine: E
         older.close()
         wait_until(lambda: bool(ended), "it ends while a younger one runs")
     waiter.join()
-    assert ended == [True]
+    assert [*ended[0]] == ["billing"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("moves", ["during the wait", "after the wait"])
+def test_a_horizon_that_a_running_transaction_may_not_see_forgets_nothing(
+    engine: Engine, generations: Generations, inbox: Inbox, level: str, moves: str
+) -> None:
+    """A worker begins, and then a maintainer moves the horizon, while somebody else waits for what ran before."""
+    old = id_of(datetime.now(UTC) - timedelta(hours=3))
+    record(engine, inbox, old)
+    assert generations.rotate()
+    run(engine, "UPDATE inbox_generation SET closed_at = now() - interval '2 hours' WHERE generation = 1")
+    set_horizon(engine, "billing", "now() - interval '10 days'")
+    with engine.connect().execution_options(isolation_level=level) as worker, engine.connect() as earlier:
+        earlier.begin()
+        earlier.exec_driver_sql("SELECT 1")
+
+        def move() -> None:
+            worker.exec_driver_sql("SELECT FROM inbox_horizon")  # here is its snapshot
+            set_horizon(engine, "billing", "now() - interval '1 hour'")
+
+        def let_go(_seconds: float) -> None:
+            if moves == "during the wait":
+                move()
+            earlier.rollback()
+
+        settled = Generations(engine, wait=let_go).settle(seconds=60)
+        if moves == "after the wait":
+            move()
+        assert generations.forget(settled=settled, slack=timedelta()) == ()
+        assert not inbox.record(worker, old), "it is a duplicate still"
+        worker.commit()
+    assert generations.forget(settled=generations.settle(seconds=60), slack=timedelta()) == (1,)
+    with engine.begin() as connection, pytest.raises(Expired):
+        inbox.record(connection, old)
+
+
+def test_horizons_that_nobody_has_settled_are_refused(generations: Generations) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"what Generations\.settle returned, not None"):
+        generations.forget(settled=None)  # type: ignore[arg-type]

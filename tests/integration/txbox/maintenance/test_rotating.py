@@ -154,7 +154,7 @@ def test_one_that_was_overtaken_forgets_nothing_by_a_horizon_that_it_has_not_wai
     own.dispose()
     assert found(engine, "SELECT now() - horizon < interval '1 minute' FROM inbox_horizon")
     assert left(engine) == {"old-": 10}
-    assert generations.forget() == (1,)
+    assert generations.forget(settled=generations.settle(seconds=60)) == (1,)
 
 
 def test_a_generation_of_the_same_number_that_is_another_one_by_now_stays(
@@ -174,7 +174,7 @@ def test_a_generation_of_the_same_number_that_is_another_one_by_now_stays(
             record(engine, "billing", "young-", 10, days_ago=0)
             assert generations.rotate()
 
-    assert Generations(own).forget() == ()
+    assert Generations(own).forget(settled=generations.settle(seconds=60)) == ()
     own.dispose()
     assert left(engine) == {"old-": 10, "young-": 10}
 
