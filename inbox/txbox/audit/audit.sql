@@ -169,26 +169,33 @@ SELECT message_id, {{microseconds(recorded.processed_at)}} AS processed_at, judg
 FROM ({{recorded_ids}}) AS recorded WHERE {{bucket}} = ANY(%(buckets)s::bigint[])
 
 -- name: judge_missing
--- What has become of ids that were sent and were not found in the inbox, in one snapshot. A message that fails and is
--- not tried again for two weeks is no longer in its queue: SQS keeps none that long. A letter of a mismatch has another
--- body than the one that is looked for.
--- parameters: subscriber_id text, message_ids text[], in_flight interval
+-- What has become of ids that were sent and were not found in the inbox, in one snapshot. A message that has failed, or
+-- was worked on, comes again after a pause, unless its subscriber is paused; then it is as in flight as one that was just
+-- sent. One that has not come since is overdue: a failure or a lease that has run out does not show that the queue still
+-- has it. After two weeks it has not: SQS keeps none longer. A letter of a mismatch has another body than the one that
+-- is looked for.
+-- parameters: subscriber_id text, message_ids text[], in_flight interval, retry interval (the longest pause)
 -- returns: message_id, state
 SELECT wanted.message_id, coalesce(
     (SELECT {{state}} FROM {{processed_message}} AS entry
       WHERE entry.subscriber_id = %(subscriber_id)s AND entry.message_id = wanted.message_id LIMIT 1),
     CASE WHEN lease.completed_at IS NOT NULL THEN 'processed' WHEN letters.expired THEN 'expired'
       WHEN letters.waiting THEN 'parked'
-      WHEN letters.redriven_at > clock_timestamp() - %(in_flight)s::interval THEN 'in_flight'
-      WHEN failure.last_failed_at > clock_timestamp() - interval '14 days' THEN 'retrying'
-      WHEN greatest(lease.expires_at, lease.acquired_at) > clock_timestamp() - interval '14 days' THEN 'retrying'
-      WHEN letters.discarded THEN 'discarded' ELSE 'missing' END
+      WHEN letters.redriven_at > limits.in_flight_since THEN 'in_flight'
+      WHEN tried.at > greatest(limits.in_flight_since - %(retry)s::interval, limits.kept_since) THEN 'retrying'
+      WHEN letters.discarded THEN 'discarded' WHEN tried.at > limits.kept_since THEN 'overdue' ELSE 'missing' END
   ) AS state
 FROM unnest(%(message_ids)s::text[]) AS wanted (message_id)
+CROSS JOIN (
+  SELECT clock_timestamp() - interval '14 days' AS kept_since,
+    least(clock_timestamp(), (SELECT paused_at FROM {{paused}} WHERE kind = 'subscriber' AND name = %(subscriber_id)s))
+      - %(in_flight)s::interval AS in_flight_since
+) AS limits
 LEFT JOIN {{message_lease}} AS lease
   ON lease.subscriber_id = %(subscriber_id)s AND lease.message_id = wanted.message_id
 LEFT JOIN {{message_failure}} AS failure
   ON failure.subscriber_id = %(subscriber_id)s AND failure.message_id = wanted.message_id
+CROSS JOIN LATERAL (SELECT greatest(failure.last_failed_at, lease.expires_at, lease.acquired_at) AS at) AS tried
 CROSS JOIN LATERAL (
   SELECT bool_or({{open}} AND letter.reason = 'expired') AS expired, bool_or({{open}}) AS waiting,
     bool_or(letter.discarded_at IS NOT NULL) AS discarded, max(letter.redriven_at) AS redriven_at

@@ -16,7 +16,7 @@ Nothing is locked, and no snapshot is held longer than a statement. Races are ha
 it was looked up again, after both sides were read::
 
     sent, not in the inbox   one snapshot of the inbox: its row, letters, failures and lease. A message that was sent
-                             lately, or redriven lately, is in flight.
+                             lately, or redriven lately, is in flight; one that has failed lately is tried again.
     in the inbox, not sent   what was processed lately is not judged. Then the outbox, of which rows move to the sent
                              messages in one transaction: first the outbox, then the letters and what was sent.
 
@@ -37,6 +37,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.audit.report import COUNTS, AuditReport, Finding, FindingKind, Stretch, id_from, time_of
 from txbox.audit.sides import STATEMENT_TIMEOUT, Database, Range, Recorded, Sent, known, subscribers
+from txbox.backoff import Backoff
 from txbox.errors import InvalidConfiguration
 from txbox.instrumentation import Audited, Hook, emit
 from txbox.instrumentation.logs import log_event
@@ -50,6 +51,9 @@ IN_FLIGHT = timedelta(minutes=15)
 
 STRETCH_ROWS = 20_000
 """Of a stretch, on the side that has more of them; half a second on a cold disk, 30 milliseconds on a warm one."""
+
+RETRY = timedelta(seconds=Backoff().longest_seconds)
+"""The longest pause before a message that has failed is delivered again. It may then be in flight once more."""
 
 SMALLEST_ROWS = 500
 """Of a stretch whose statements took too long, and which is made no smaller."""
@@ -97,7 +101,8 @@ def audit(
         inbox_schema: the schema of the inbox's tables; None leaves it to the search path.
         inbox_prefix: of their names.
         since: only ids that were made then or later (a moment, or how long ago), as far as they begin with their time.
-        in_flight: what was sent less than this ago may be on its way: longer than the backlog of the queue.
+        in_flight: what was sent less than this ago may be on its way: longer than the backlog of the queue, and than
+            the longest pause of a worker whose ``backoff`` is not the default one.
         shared: others send to this subscriber, too: what this outbox has not sent is not foreign.
         limit: how many messages to name, and stretches to list.
         hooks: called with the event.
@@ -125,6 +130,9 @@ def audit_inbox(
     hooks: Iterable[Hook] = (),
 ) -> list[AuditReport]:
     """Balance an inbox by itself: recorded = processed + parked + expired + discarded, and letters against the inbox.
+
+    What was sent is not compared, so no message is found that is missing, overdue or foreign
+    (``AuditReport.not_judged``).
 
     Args:
         inbox: its database.
@@ -302,23 +310,24 @@ class _Audit:
         return sorted(findings, key=lambda finding: finding.message_id)
 
     def _judge_missing(self, sent_at: Mapping[str, datetime], counts: Counter[str]) -> list[Finding]:
-        """Count what became of messages that were not found in the inbox; return those that are missing."""
-        missing = []
-        for message_id, state in self._recorded.states(sent_at, self._in_flight):
-            if state == "missing" and sent_at[message_id] > self._sent_before:
+        """Count what became of messages that were not found in the inbox; return those that are missing or overdue."""
+        missing: dict[str, FindingKind] = {}
+        for message_id, state in self._recorded.states(sent_at, self._in_flight, RETRY):
+            lost = state in (FindingKind.MISSING, FindingKind.OVERDUE)
+            if lost and sent_at[message_id] > self._sent_before:
                 counts["in_flight"] += 1
-            elif state == "missing":
-                missing.append(message_id)
+            elif lost:
+                missing[message_id] = FindingKind(state)
             elif state != "unparked":
                 counts[state] += 1
         if not missing:
             return []
         horizon = moment(self._recorded.begin().horizon)  # it is moved before anything is forgotten
-        lost = [name for name in missing if horizon is None or sent_at[name] >= horizon + self._in_flight]
-        counts["forgotten"] += len(missing) - len(lost)
-        counts["sent"] -= len(missing) - len(lost)
-        counts["missing"] += len(lost)
-        return [Finding(FindingKind.MISSING, name, sent_at[name]) for name in lost]
+        judged = [name for name in missing if horizon is None or sent_at[name] >= horizon + self._in_flight]
+        counts["forgotten"] += len(missing) - len(judged)
+        counts["sent"] -= len(missing) - len(judged)
+        counts.update(missing[name].value for name in judged)
+        return [Finding(missing[name], name, sent_at[name]) for name in judged]
 
     def _judge_foreign(self, side: Sent, processed_at: Mapping[str, datetime], counts: Counter[str]) -> list[Finding]:
         """Count why ids of the inbox are not among those that were sent; return those that are foreign."""

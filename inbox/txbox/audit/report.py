@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["COUNTS", "AuditReport", "Finding", "FindingKind", "Stretch", "id_from", "time_of"]
+__all__ = ["COUNTS", "FAULTS_OF_SENT", "AuditReport", "Finding", "FindingKind", "Stretch", "id_from", "time_of"]
 
 
 class FindingKind(StrEnum):
@@ -15,6 +15,8 @@ class FindingKind(StrEnum):
 
     MISSING = "missing"
     """It was sent, and the inbox knows nothing of it."""
+    OVERDUE = "overdue"
+    """It failed, or a lease of it ran out, and it has not come again in time: it is lost, or waits in a backlog."""
     FOREIGN = "foreign"
     """It is in the inbox, and this outbox has not sent it."""
     DOUBLED = "doubled"
@@ -32,13 +34,16 @@ class FindingKind(StrEnum):
 FAULTS = tuple(kind.value for kind in FindingKind if kind not in (FindingKind.SENT_AGAIN, FindingKind.PROCESSED_SINCE))
 """The kinds of which an audit that is balanced has none."""
 
+FAULTS_OF_SENT = tuple(kind.value for kind in (FindingKind.MISSING, FindingKind.OVERDUE, FindingKind.FOREIGN))
+"""Those of them that only show where what was sent is compared."""
+
 COUNTS: Mapping[str, str] = {
     "sent": "ids that were sent, and are kept",
     "processed": "of them",
     "parked": "of them, wait as dead letters",
     "expired": "of them, came too late to be run, and wait as dead letters",
     "discarded": "of them, given up by a person",
-    "retrying": "of them, failed and will be tried again, or are worked on",
+    "retrying": "of them, failed lately and will be tried again, or are worked on",
     "in_flight": "of them, sent too lately to be missed",
     "forgotten": "sent, but so long ago that the inbox may have forgotten them: not judged",
     "not_kept": "in the inbox, but older than what the outbox keeps: not judged",
@@ -49,6 +54,7 @@ COUNTS: Mapping[str, str] = {
     "waiting": "in the outbox, to be sent (up to 100,000 are counted)",
     "undelivered": "dead letters of the relay: never accepted by the broker",
     "missing": "sent, and not in the inbox: LOST, or in a backlog older than --in-flight",
+    "overdue": "sent, failed or were worked on, and did not come again: LOST, or in a backlog older than --in-flight",
     "foreign": "in the inbox, and never sent by this outbox",
     "doubled": "in the inbox more than once",
     "unparked": "parked by the inbox, without a dead letter that waits",
@@ -139,9 +145,14 @@ class AuditReport:
         """Whether nothing is wrong, as far as it can be judged, and something was compared for each destination."""
         return self.faults == 0 and not self.not_compared
 
+    @property
+    def not_judged(self) -> tuple[str, ...]:
+        """The kinds of fault that this audit cannot find: without destinations, nothing that was sent is compared."""
+        return () if self.destinations else FAULTS_OF_SENT
+
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
-        return {"balanced": self.balanced, **asdict(self)}
+        return {"balanced": self.balanced, **asdict(self), "not_judged": self.not_judged}
 
 
 def time_of(message_id: str) -> datetime | None:

@@ -221,9 +221,9 @@ class Recorded(_Side):
         tables = self.database.sql.tables
         self.database.check(tables.processed_message, tables.dead_letter, tables.message_lease, tables.inbox_horizon)
 
-    def states(self, message_ids: Collection[str], in_flight: timedelta) -> Sequence[Any]:
+    def states(self, message_ids: Collection[str], in_flight: timedelta, retry: timedelta) -> Sequence[Any]:
         """Return what has become of ids that were not found: message_id, state."""
-        given = {**self._asked, "message_ids": sorted(message_ids), "in_flight": in_flight}
+        given = {**self._asked, "message_ids": sorted(message_ids), "in_flight": in_flight, "retry": retry}
         return self.database.read(self.database.sql.judge_missing, given) if message_ids else ()
 
     def first_parked(self, message_ids: Sequence[str]) -> dict[str, datetime]:

@@ -50,6 +50,18 @@ def test_what_is_missing_is_named_and_the_status_is_1(txbox: Txbox, sent: list[s
     assert [(one["kind"], one["message_id"]) for one in found["findings"]] == [("missing", sent[2])]
 
 
+def test_what_failed_and_did_not_come_again_is_named_and_the_status_is_1(
+    txbox: Txbox, engine: Engine, sent: list[str]
+) -> None:
+    columns = "subscriber_id, message_id, attempts, error, last_failed_at"
+    failed = f"INSERT INTO message_failure ({columns}) VALUES ('billing', %s, 1, '', now() - interval '45 minutes')"
+    run(engine, failed, (sent[2],))
+    printed(txbox("audit", *TO), 1, f"overdue: {sent[2]}, sent 2", "NOT BALANCED: 1 fault", "1 overdue")
+    found = json.loads(txbox("audit", *TO, "--json").out)
+    assert (found["counts"]["overdue"], found["counts"]["retrying"], found["not_judged"]) == (1, 0, [])
+    printed(txbox("audit", *TO, "--in-flight", "40m"), 0, "retrying", "balanced")
+
+
 def test_what_is_all_there_is_balanced(txbox: Txbox, engine: Engine, sent: list[str]) -> None:
     run(engine, "INSERT INTO processed_message (subscriber_id, message_id) VALUES ('billing', %s)", (sent[2],))
     printed(txbox("audit", *TO), 0, "balanced; 1 stretch in", "sent messages are kept since")
@@ -114,13 +126,15 @@ def test_the_inbox_may_be_elsewhere(txbox: Txbox, sent: list[str], fresh_engine:
 
 def test_the_inbox_is_balanced_by_itself(txbox: Txbox, engine: Engine, sent: list[str]) -> None:
     for arguments in ((), (*TO, "--inbox-only")):
-        printed(txbox("audit", *arguments), 0, "billing", "balanced")
+        not_compared = "not compared with what was sent: messages that are missing, overdue or foreign are not found"
+        printed(txbox("audit", *arguments), 0, "billing", not_compared, "balanced")
     run(engine, "UPDATE processed_message SET dead_letter_id = 77 WHERE message_id = %s", (sent[0],))
     printed(txbox("audit", "--subscriber", "billing"), 1, f"unparked: {sent[0]}", "NOT BALANCED")
     [found] = json.loads(txbox("audit", "--json").out)
     assert found["counts"]["unparked"] == 1
+    assert found["not_judged"] == ["missing", "overdue", "foreign"]
     run(engine, "DELETE FROM processed_message")
-    printed(txbox("audit"), 0, "the inbox is empty")
+    printed(txbox("audit"), 0, not_compared, "the inbox is empty")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ class World:
     sent: list[tuple[Any, ...]] = field(default_factory=list)
     recorded: list[tuple[Any, ...]] = field(default_factory=list)
     letters: list[tuple[Any, ...]] = field(default_factory=list)
+    failures: list[tuple[Any, ...]] = field(default_factory=list)
     position: int = 0
 
     def new_id(self, at: datetime) -> str:
@@ -72,6 +73,9 @@ class World:
         self.letters.append((number, "billing", message_id, reason, self.now - HOUR / 2, *ends))
         return number
 
+    def fail(self, message_id: str, at: datetime) -> None:
+        self.failures.append(("billing", message_id, at))
+
     def fault(self, kind: str, message_id: str) -> None:
         self.faults.add((kind, message_id))
 
@@ -84,6 +88,7 @@ class World:
             (self.outbox, _SENT, self.sent),
             (self.inbox, _RECORDED, self.recorded),
             (self.inbox, _LETTER, self.letters),
+            (self.inbox, _FAILURE, self.failures),
         ):
             with engine.begin() as connection:
                 if rows:
@@ -101,6 +106,10 @@ _LETTER = (
     "INSERT INTO dead_letter (dead_letter_id, subscriber_id, message_id, reason, parked_at, redriven_at, discarded_at, "
     "lease_attempts, error, attempts, source, body, body_hash, headers, envelope) OVERRIDING SYSTEM VALUE "
     "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, '', 5, 'own:billing', '', gen_random_uuid()::text::bytea, '{}', '{}')"
+)
+_FAILURE = (
+    "INSERT INTO message_failure (subscriber_id, message_id, attempts, error, last_failed_at) "
+    "VALUES (%s, %s, 1, '', %s)"
 )
 
 
@@ -156,6 +165,10 @@ def plant_states(world: World, each: int) -> None:
             ended = {"discarded_at": world.now} if state == "discarded" else {}
             world.record(message_id, at, world.park(message_id, how, **ended))
             world.counts.update(sent=1, **{state: 1})
+        message_id = world.new_id(at)
+        world.send(message_id, at)
+        world.fail(message_id, world.now)
+        world.counts.update(sent=1, retrying=1)
         at = world.now - timedelta(minutes=1)
         message_id = world.new_id(at)
         world.send(message_id, at)
@@ -182,6 +195,11 @@ def plant_faults(world: World, each: int) -> None:
         world.send(message_id, at)
         world.counts.update(sent=1)
         world.fault("missing", message_id)
+        message_id = world.new_id(at)
+        world.send(message_id, at)
+        world.fail(message_id, world.now - HOUR)
+        world.counts.update(sent=1)
+        world.fault("overdue", message_id)
         message_id = world.new_id(at)
         world.record(message_id, at)
         world.fault("foreign", message_id)

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from txbox.audit import AuditReport, Finding, FindingKind, Stretch
 from txbox.audit import audit as compare
 from txbox.audit import audit_inbox as balance
-from txbox.audit.report import COUNTS
+from txbox.audit.report import COUNTS, FAULTS_OF_SENT
 from txbox.errors import NothingKept
 from txbox.operator_actions import AUDIT, note_action
 from txbox_cli import spark
@@ -99,11 +99,14 @@ def audit(
 
     Compares the messages that an outbox has sent, and keeps (`txbox relay --keep-sent 7d`), with the inbox of the
     subscriber that receives them, by counts and digests. Where these differ, it names the messages. A message that is
-    missing is lost, or waits in a queue whose backlog is older than --in-flight. What cannot be judged is counted, and
-    said: what is too young, what the outbox does not keep any more, what the inbox may have forgotten.
+    missing is lost, or waits in a queue whose backlog is older than --in-flight; so is one that is overdue: it failed,
+    or a lease of it ran out, and it did not come again within --in-flight and 15 minutes, the longest pause of a retry.
+    What cannot be judged is counted, and said: what is too young, what the outbox does not keep any more, what the
+    inbox may have forgotten.
 
     Without --destination, or with --inbox-only: does each inbox balance by itself? Recorded = processed + parked +
-    expired + discarded; and each dead letter that waits is parked in the inbox, under its number.
+    expired + discarded; and each dead letter that waits is parked in the inbox, under its number. What was sent is not
+    compared, so no lost message is found.
 
     With --archive: every message that the archive has as sent is in the inbox, or was, as the archive says.
 
@@ -179,6 +182,7 @@ def audit(
     if archived is not None:
         _print_archived(archive or "", archived)
     if not reports:
+        typer.echo(_NOT_SENT)
         typer.echo("balanced: the inbox is empty")
     return 0 if balanced else 1
 
@@ -270,6 +274,8 @@ def _print(report: AuditReport) -> None:
         typer.echo(printable(_stretch(stretch)))
     if report.not_compared:
         typer.echo(printable(_not_compared(report)))
+    if report.not_judged:
+        typer.echo(_NOT_SENT)
     if report.kept_since is not None:
         limits = [f"sent messages are kept since {report.kept_since:%Y-%m-%d %H:%M:%S}"]
         if report.horizon is not None:
@@ -309,8 +315,14 @@ def _stretch(stretch: Stretch) -> str:
     return f"differs: {where}: {stretch.sent:,} sent, {stretch.recorded:,} in the inbox: {faults}"
 
 
+_NOT_SENT = (
+    f"not compared with what was sent: messages that are {', '.join(FAULTS_OF_SENT[:-1])} or {FAULTS_OF_SENT[-1]} are "
+    "not found; name where it was sent, with --destination and --subscriber"
+)
+
 _VERBS: dict[Any, str] = {
     FindingKind.MISSING: "sent",
+    FindingKind.OVERDUE: "sent",
     FindingKind.SENT_AGAIN: "sent last",
     FindingKind.FOREIGN: "processed",
     FindingKind.DOUBLED: "processed",

@@ -44,7 +44,7 @@ def test_what_is_planted_is_named_and_nothing_else(
     assert Counter(report.counts) == world.counted()
     assert not report.balanced
     assert [type(event) for event in events] == [Audited]
-    judged = ("processed", "parked", "expired", "discarded", "retrying", "in_flight", "missing", "unparked")
+    judged = ("processed", "parked", "expired", "discarded", "retrying", "in_flight", "missing", "overdue", "unparked")
     assert report.counts["sent"] == sum(report.counts[state] for state in judged)
     in_stretches = Counter[str]()
     for stretch in report.differing:
@@ -174,6 +174,7 @@ def test_an_inbox_is_balanced_by_itself(engine: Engine) -> None:
     assert reports["shipping"].balanced
     assert +Counter(reports["shipping"].counts) == {"processed": 1}
     billing = reports["billing"]
+    assert billing.not_judged == ("missing", "overdue", "foreign")
     judged_alone = {"unparked", "unrecorded", "processed_since"}
     assert named(billing) == {fault for fault in world.faults if fault[0] in judged_alone}
     rows = sum(row[0] == "billing" for row in world.recorded)
@@ -216,7 +217,7 @@ def test_leases_are_the_inbox_of_a_ledger(engine: Engine, other_engine: Engine) 
     world = make_world(engine, other_engine, 14)
     lease = (
         "INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, owner, acquired_at, completed_at) "
-        "VALUES ('billing', %s, 1, 1, 'test', now() - interval '1 hour', %s)"
+        "VALUES ('billing', %s, 1, 1, 'test', now() - interval '10 minutes', %s)"
     )
     for state, completed, lease_attempts in (
         ("processed", world.now, None),
@@ -245,6 +246,14 @@ FAILED = (
     "INSERT INTO message_failure (subscriber_id, message_id, attempts, error, last_failed_at) "
     "VALUES ('billing', %s, 1, '', now() - interval '{} hours')"
 )
+LEASED = (
+    "INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, owner, acquired_at, expires_at) "
+    "VALUES ('billing', %s, 1, 1, 'test', now() - interval '20 days', now() - interval '{} hours')"
+)
+RELEASED = (
+    "INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, owner, acquired_at) "
+    "VALUES ('billing', %s, 1, 1, 'test', now() - interval '{} hours')"
+)
 PAUSED = (
     "INSERT INTO paused (kind, name, paused_by, paused_at) "
     "SELECT 'subscriber', 'billing', 'test', now() - interval '{} hours' WHERE %s <> ''"
@@ -260,7 +269,16 @@ REDRIVEN = (
     ("statement", "hours", "state"),
     [
         pytest.param(FAILED, 0, "retrying", id="failed"),
+        pytest.param(FAILED, 0.4, "retrying", id="failed before the longest pause, and less than in_flight"),
+        pytest.param(FAILED, 0.6, "overdue", id="failed, and did not come again"),
+        pytest.param(FAILED, 13 * 24, "overdue", id="failed nearly two weeks ago"),
         pytest.param(FAILED, 15 * 24, "missing", id="failed two weeks ago"),
+        pytest.param(LEASED, -0.1, "retrying", id="under a lease"),
+        pytest.param(LEASED, 0.4, "retrying", id="its lease has just run out"),
+        pytest.param(LEASED, 0.6, "overdue", id="its lease ran out, and it did not come again"),
+        pytest.param(LEASED, 15 * 24, "missing", id="its lease ran out two weeks ago"),
+        pytest.param(RELEASED, 0.4, "retrying", id="its lease was released"),
+        pytest.param(RELEASED, 0.6, "overdue", id="its lease was released, and it did not come again"),
         pytest.param(PAUSED, 200, "in_flight", id="paused"),
         pytest.param(REDRIVEN, 0.1, "in_flight", id="redriven just now"),
         pytest.param(REDRIVEN, 1, "missing", id="redriven, and lost"),
@@ -275,6 +293,40 @@ def test_what_is_on_its_way_is_not_missing(engine: Engine, statement: str, hours
     run(engine, statement.format(hours), (message_id,))
     report = audit(engine, [HERE], engine, "billing")
     assert {name: count for name, count in report.counts.items() if count} == {"sent": 1, state: 1}
+    lost = state in ("missing", "overdue")
+    assert named(report) == ({(state, message_id)} if lost else set())
+    assert report.balanced is not lost
+
+
+@pytest.mark.parametrize(
+    ("statement", "state"), [(FAILED, "retrying"), (LEASED, "retrying"), (REDRIVEN, "in_flight"), (None, "missing")]
+)
+def test_what_came_shortly_before_a_pause_waits_for_its_end(engine: Engine, statement: str | None, state: str) -> None:
+    world = make_world(engine, engine, 23)
+    at = world.now - 90 * HOUR
+    message_id = world.new_id(at)
+    world.send(message_id, at)
+    world.write()
+    run(engine, PAUSED.format(50), (message_id,))
+    if statement is not None:
+        run(engine, statement.format(50.1), (message_id,))
+    report = audit(engine, [HERE], engine, "billing")
+    assert {name: count for name, count in report.counts.items() if count} == {"sent": 1, state: 1}
+
+
+def test_what_is_overdue_and_was_discarded_or_sent_again_is_not_lost(engine: Engine) -> None:
+    world = make_world(engine, engine, 24)
+    discarded, again = (world.new_id(world.now - 5 * HOUR) for _ in range(2))
+    world.park(discarded, discarded_at=world.now)
+    for message_id in (discarded, again):
+        world.send(message_id, world.now - 5 * HOUR)
+        world.fail(message_id, world.now - 4 * HOUR)
+    world.send(again, world.now)
+    world.write()
+    report = audit(engine, [HERE], engine, "billing")
+    assert report.balanced
+    found = {name: count for name, count in report.counts.items() if count}
+    assert found == {"sent": 2, "discarded": 1, "in_flight": 1, "sent_again": 1}
 
 
 def test_what_waits_in_the_outbox_or_was_parked_by_the_relay_is_not_foreign(engine: Engine) -> None:
