@@ -6,7 +6,7 @@ from typing import Any
 
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID
-from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
+from txbox_spark.reading.event_rows import GIVEN_ID, REJECTED, PreparedEvents
 from txbox_spark.rejects.remarks import (
     NO_REMARKS,
     SHOWN_CAUSES,
@@ -33,7 +33,7 @@ class Survey:
 
     rows: int  # how many rows there are, bad ones included
     sample: tuple[str, ...]  # ids, evenly drawn from all distinct ones, sorted as Postgres sorts them
-    content: bytes  # a digest of the rows' ids, whatever their order
+    content: bytes  # a digest of all rows' ids, those of rejected rows included, whatever their order
     rejected: int | None = None  # how many rows cannot be loaded; None if they were not counted
     remarks: Remarks = NO_REMARKS  # some of those
 
@@ -73,7 +73,7 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
     # stage: then Spark counts each task once, however often it was run. (It cannot watch a write over JDBC, which runs
     # its plan where no observation is reported.)
     observation = Observation()
-    metrics = _content_metrics()
+    metrics = _content_metrics(GIVEN_ID if count_rejected else MESSAGE_ID)
     if count_rejected:
         metrics += [sql.count(REJECTED).alias("rejected"), sql.min(REJECTED).alias("a"), sql.max(REJECTED).alias("z")]
     rows = events.identified if count_rejected else events.ids
@@ -126,19 +126,23 @@ def _is_valid() -> Column:
     )
 
 
-def content_digest(events: PreparedEvents, *, count_rejected: bool) -> tuple[int, bytes]:
-    """Return how many rows there are, and the digest of their ids, in one pass as ``survey``."""
-    rows = events.identified if count_rejected else events.ids
-    found = rows.agg(*_content_metrics()).collect()[0].asDict()
+def content_digest(events: PreparedEvents) -> tuple[int, bytes]:
+    """Return how many rows there are, and the digest of their ids: the same as that of any ``survey``."""
+    found = events.ids.agg(*_content_metrics(MESSAGE_ID)).collect()[0].asDict()
     return int(found["rows"]), _digest(found)
 
 
-def _content_metrics() -> list[Column]:
+def count_rejected_rows(events: PreparedEvents) -> int:
+    """Count the rows that cannot be loaded, in a pass of its own."""
+    return events.identified.where(sql.col(REJECTED).isNotNull()).count()
+
+
+def _content_metrics(column: str) -> list[Column]:
     """Count the rows, and add up hashes of their ids: a sum does not depend on the order, and repeated ids count.
 
     Each hash in two halves, so that sums of billions of rows fit.
     """
-    hashed = sql.xxhash64(MESSAGE_ID)
+    hashed = sql.xxhash64(column)
     return [
         sql.count(sql.lit(1)).alias("rows"),
         sql.sum(sql.shiftright(hashed, 32)).alias("upper"),

@@ -61,7 +61,7 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
         if choice.writer == COPY and not context.are_few(run.rows):
             require_packages(context.spark)
         writer = _writer(context, choice.writer)
-        run = resume_run(context, run, count_rejected=writer.survey_counts_rejected)
+        run = resume_run(context, run)
     if not run.finished:
         run = _finish_run(context, writer, run)
     return _report(context, run, choice)

@@ -15,14 +15,15 @@ from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import Run
 from txbox_spark.options import JDBC
 from txbox_spark.runtime.session import require_jdbc_driver
-from txbox_spark.survey import content_digest
+from txbox_spark.survey import content_digest, count_rejected_rows
 
 
-def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
+def resume_run(context: LoadContext, run: Run) -> Run:
     """Check that a run's events are the same, and begin another attempt unless the run is finished.
 
     Raises:
-        InvalidConfiguration: the subscriber, the source or the ids are not the same.
+        InvalidConfiguration: the subscriber, the source or the ids are not the same; or, with writer jdbc, the number
+            of rows that cannot be loaded.
         SparkSetupError: the events are the same, and Spark lacks the JDBC driver that the run's writer needs.
     """
     if run.subscriber_id != context.options.subscriber_id:
@@ -36,7 +37,7 @@ def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
         )
     # Of a finished run too, and whatever the name of the source: other events would be reported as loaded.
     with context.stage("survey", run):
-        rows, content = content_digest(context.events, count_rejected=count_rejected)
+        rows, content = content_digest(context.events)
     if content != run.content:
         raise InvalidConfiguration(
             f"run {run.run_id} has begun to load {run.rows:,} rows of {run.source}, and these {rows:,} have other "
@@ -45,4 +46,18 @@ def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
         )
     if run.writer == JDBC:
         require_jdbc_driver(context.spark)
+        if not run.finished:
+            _refuse_other_rejects(context, run)
     return run if run.finished else context.ledger.begin_attempt(run.run_id)
+
+
+def _refuse_other_rejects(context: LoadContext, run: Run) -> None:
+    """Refuse other fields or types: chunks of a staging table have no rejected rows, so the run's count must hold."""
+    with context.stage("survey", run):
+        rejected = count_rejected_rows(context.events)
+    if rejected != (run.rejected or 0):
+        raise InvalidConfiguration(
+            f"run {run.run_id} has begun without {run.rejected or 0:,} rows that cannot be loaded, and now "
+            f"{rejected:,} cannot; resume it with the same fields and types, or begin a new run: what has been applied "
+            "is not applied again"
+        )

@@ -21,7 +21,10 @@ from txbox_spark.reading.row_order import ANY, ORDER_COLUMN, ROW_ORDER, row_orde
 from txbox_spark.rejects.remarks import VALUE_CHARACTERS
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql, types
 
-__all__ = ["MESSAGE_ID", "REJECTED", "PreparedEvents", "prepare"]
+__all__ = ["GIVEN_ID", "MESSAGE_ID", "REJECTED", "PreparedEvents", "prepare"]
+
+GIVEN_ID = "given_id"
+"""The column that has a row's id whether the row is rejected or not."""
 
 REJECTED = "rejected"
 """The column that says why a row cannot be loaded: a ``RejectedRow`` as JSON, null if it can."""
@@ -32,8 +35,8 @@ class PreparedEvents:
     """The rows of a source, ready to be loaded."""
 
     identified: DataFrame
-    """Its rows as ``message_id`` (text; null if the row is rejected), ``rejected`` (null unless it is) and ``event`` (a
-    struct of the source's columns).
+    """Its rows as ``message_id`` (text; null if the row is rejected), ``rejected`` (null unless it is), ``given_id``
+    (the id, also of a rejected row) and ``event`` (a struct of the source's columns).
     """
     staged: DataFrame  # its rows as ``message_id``, ``rejected`` and the columns as they are sent
     ids: DataFrame  # the ids alone, bad ones included
@@ -119,7 +122,9 @@ def prepare(
     if order is not None:
         staged.append(order.alias(ROW_ORDER))
     return PreparedEvents(
-        identified=checked.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), sql.col(_EVENT)),
+        identified=checked.select(
+            valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), sql.col(MESSAGE_ID).alias(GIVEN_ID), sql.col(_EVENT)
+        ),
         staged=checked.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), *staged),
         ids=source.select(identity.cast("string").alias(MESSAGE_ID)),
         columns=columns,

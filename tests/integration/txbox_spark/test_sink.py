@@ -316,6 +316,20 @@ def test_a_wrong_apply_ends_the_query_and_it_goes_on_when_mended(stream: Stream,
 
 
 @pytest.mark.slow
+def test_a_batch_with_a_limit_of_rejected_rows_is_resumed(stream: Stream) -> None:
+    bad = [{"event_id": None, "account": 1, "amount": 77}, {"event_id": "", "account": 1, "amount": 78}]
+    stream.drop([*events(range(50)), *bad])
+    asked = {"max_rejected": 2, "rejected_to": "table:kept"}
+    with pytest.raises(StreamingQueryException, match="no_such_table"):
+        stream.run(stream.sink(apply=WRONG, **asked))
+    ((begun, _),) = stream.ledger()
+    stream.run(stream.sink(**asked))
+    ((_, report),) = stream.reports
+    assert (report.run_id, report.attempts, report.rejected) == (begun, 2, 2)
+    assert stream.rows("SELECT count(*) FROM kept") == [(2,)]
+    stream.assert_applied_once(events(range(50)))
+
+
 def test_a_checkpoint_that_is_lost_means_only_that_everything_is_read_again(stream: Stream) -> None:
     for first in (0, 40, 80):
         stream.drop(events(range(first, first + 60)))

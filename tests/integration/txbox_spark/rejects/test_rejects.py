@@ -162,6 +162,36 @@ def test_a_run_that_is_resumed_keeps_each_rejected_row_once(
     assert typed.inbox() == [row[0] for row in good(400)]
 
 
+@pytest.mark.parametrize("writer", COPY_FIRST)
+@pytest.mark.parametrize("limits", [("90%", "90%"), (None, "90%"), ("90%", None)])
+def test_a_run_with_a_limit_is_resumed(
+    spark: "SparkSession", typed: Books, schema_url: str, writer: str, limits: tuple[str | None, str | None]
+) -> None:
+    """Rows with an id are rejected for what they tell alone, whether the survey has counted them or not."""
+    rows = [*good(200), ("nul", "1", "\0", "2024-01-01", OWNER, None), (None, "1", "{}", "2024-01-01", OWNER, None)]
+    events, first, then = frame(spark, rows, COLUMNS), *limits
+    asked = {"column_types": TYPES, "rejected_to": "table:kept"}
+    error = failed(
+        events, schema_url, writer, "no_table", apply=f"{APPLY}; TABLE no_table", max_rejected=first, **asked
+    )
+    report = load(events, schema_url, writer, resume=error.run_id, apply=APPLY, max_rejected=then, **asked)
+    assert (report.attempts, *counts(report)) == (2, 202, 2, 200)
+    assert typed.rows("SELECT message_id FROM kept ORDER BY 1") == [("nul",), (None,)]
+
+
+@pytest.mark.slow
+def test_other_types_do_not_resume_a_run_of_staged_events(spark: "SparkSession", typed: Books, schema_url: str) -> None:
+    r"""``\\u0000`` is text that json takes, and jsonb does not."""
+    rows = [*good(3), ("escaped", "9", r'"\u0000"', "2024-01-01", OWNER, None)]
+    events = frame(spark, rows, COLUMNS)
+    error = failed(
+        events, schema_url, "jdbc", "no_table", apply="TABLE no_table", column_types={**TYPES, "payload": "json"}
+    )
+    with pytest.raises(InvalidConfiguration, match=r"without 0 rows .* now 1 cannot; resume it with the same fields"):
+        load(events, schema_url, "jdbc", resume=error.run_id, apply=APPLY, column_types=TYPES)
+    assert typed.inbox() == []
+
+
 def test_few_new_events_that_are_refused(spark: "SparkSession", typed: Books, schema_url: str) -> None:
     """Where nearly all ids are known, events are picked out of the source by the others."""
     typed.record(row[0] for row in good(300))
