@@ -1,0 +1,124 @@
+"""A service whose requests are cut short at any moment, as by time-outs: a program, as it may crash.
+
+``python -m support.web.cut_short SOCKET URL STYLE``; each handler sees whether it gets the rows that it has asked for.
+"""
+
+import asyncio
+import random
+import socket
+import sys
+import time
+from typing import Any
+
+import uvicorn
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from support.web.service import engine_for
+from support.workers.business import APPLY
+from txbox import Inbox
+from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone
+
+STYLES = ["sync", "async", "asyncpg", "async shielded", "asyncpg shielded"]
+
+ECHO = text("SELECT CAST(:token AS text), pg_sleep(:seconds)")
+
+WHOLE = b"x-whole"
+"""A header of requests that are not cut short."""
+
+
+class CutShort:
+    """Cancels most requests somewhere on their way, in one of the ways of asyncio, and answers 503."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._usual_seconds = 0.05  # that a request takes, on this machine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or any(name == WHOLE for name, _ in scope["headers"]) or random.random() < 0.2:
+            began = time.monotonic()
+            await self._app(scope, receive, send)
+            self._usual_seconds += (time.monotonic() - began - self._usual_seconds) / 10
+            return
+        has_begun = False
+
+        async def note(message: Any) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        seconds = random.uniform(0, 1.2 * self._usual_seconds)
+        try:
+            if random.random() < 0.5:
+                await asyncio.wait_for(self._app(scope, receive, note), seconds)
+            else:
+                async with asyncio.timeout(seconds):
+                    await self._app(scope, receive, note)
+        except TimeoutError:
+            if not has_begun:
+                await Response(status_code=503)(scope, receive, send)
+
+
+def service(url: str, style: str) -> CutShort:
+    """Make the service: POST / with a token inserts it into ``effect`` and answers with it; GET /mistakes."""
+    is_async = style.startswith("async")
+    engine = engine_for(url, style, pool_size=10)
+    sessions: Any = (async_sessionmaker if is_async else sessionmaker)(engine)
+    once = Idempotency(InTransaction(sessions, Inbox("billing", wait_seconds=0.2)), caller=everyone)
+    mistakes: list[str] = []
+
+    def see(row: Any, token: str) -> None:
+        if row[0] != token:
+            mistakes.append(f"{token} was given the row of {row[0]}")
+
+    async def work(session: AsyncSession, token: str) -> None:
+        for _ in range(2):
+            see((await session.execute(ECHO, echo(token))).one(), token)
+        await session.execute(APPLY, {"id": token, "body": ""})
+        see((await session.execute(ECHO, echo(token))).one(), token)
+
+    def work_in_thread(session: Session, token: str) -> None:
+        for _ in range(2):
+            see(session.execute(ECHO, echo(token)).one(), token)
+        session.execute(APPLY, {"id": token, "body": ""})
+        see(session.execute(ECHO, echo(token)).one(), token)
+
+    shielded: set[asyncio.Future[None]] = set()
+
+    async def buy(request: Request) -> Response:
+        session, token = await once(request), (await request.body()).decode()
+        if not is_async:
+            await run_in_threadpool(work_in_thread, session, token)
+        elif style.endswith("shielded"):
+            task = asyncio.ensure_future(work(session, token))
+            shielded.add(task)
+            task.add_done_callback(lambda ended: (shielded.discard(ended), ended.cancelled() or ended.exception()))
+            await asyncio.shield(task)
+        else:
+            await work(session, token)
+        return JSONResponse({"token": token}, status_code=201)
+
+    async def tell(_: Request) -> Response:
+        return JSONResponse(mistakes)
+
+    app = Starlette(routes=[Route("/", buy, methods=["POST"]), Route("/mistakes", tell)])
+    app.add_middleware(IdempotencyMiddleware, once=once)
+    return CutShort(app)
+
+
+def echo(token: str) -> dict[str, Any]:
+    return {"token": token, "seconds": random.choice((0, 0.005, 0.02))}
+
+
+if __name__ == "__main__":
+    number, place, chosen = sys.argv[1:]
+    listener = socket.socket(fileno=int(number))
+    config = uvicorn.Config(service(place, chosen), log_level="critical", ws="none")
+    uvicorn.Server(config).run(sockets=[listener])
