@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 from support.postgres.tables import make_tables
 from txbox import Inbox, InvalidConfiguration, Message, Outbox, SqlEffect
 from txbox.leases import PostgresLedger
+from txbox.outbox.lanes import lane_of
 from txbox_testing import (
     NotIdempotent,
     TrialReport,
@@ -36,6 +37,21 @@ def failed(handler: Callable[..., Any], engine: Engine, **options: Any) -> tuple
     with pytest.raises(NotIdempotent) as raised:
         try_every_point(handler, PURCHASE, engine=engine, **options)
     return [point.name for point in raised.value.report.failed], str(raised.value)
+
+
+def test_messages_of_other_ids_pass_though_the_undisturbed_deliveries_published_into_the_same_lane(
+    engine: Engine,
+) -> None:
+    same = [id_ for id_ in map(str, range(1_000)) if lane_of("own:there", None, id_) == lane_of("own:there", None, "0")]
+    other = [id_ for id_ in map(str, range(1_000)) if id_ not in same]
+    ids = iter([*same[:2], *other])
+
+    def handler(session: Any, message: Message) -> None:
+        apply(session, message)
+        Outbox().publish(session, "own:there", b"booked", message_id=next(ids))
+
+    report = try_every_point(handler, PURCHASE, engine=engine)
+    assert {"outbox_message.lane", "outbox_message.message_id"} <= set(report.ignored)
 
 
 def test_what_is_in_the_transaction_passes_at_every_point_and_leaves_the_rows_as_they_were(
