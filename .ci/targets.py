@@ -29,16 +29,16 @@ BUDGET_SECONDS = {
     "docs": 45,
     "wheel": 90,
     "test-browser": 90,
-    "test": 360,
-    "chaos": 300,
-    "test-pages": 240,
-    "demo": 45,
+    "test": 900,
+    "chaos": 600,
+    "test-pages": 660,
+    "demo": 150,
     "test-versions": 300,
     "test-containers": 360,
 }
 """What each target may take on two quiet cores; CONTRIBUTING.md says what to do when one takes longer."""
 
-WHOLE_SECONDS = 35 * 60
+WHOLE_SECONDS = 45 * 60
 """What all of it may take on two quiet cores."""
 
 LIMIT_SECONDS = 80 * 60
