@@ -30,11 +30,11 @@ BUDGET_SECONDS = {
     "wheel": 90,
     "test-browser": 90,
     "test": 900,
-    "chaos": 600,
+    "chaos": 570,
     "test-pages": 660,
     "demo": 150,
     "test-versions": 300,
-    "test-containers": 360,
+    "test-containers": 330,
 }
 """What each target may take on two quiet cores; CONTRIBUTING.md says what to do when one takes longer."""
 

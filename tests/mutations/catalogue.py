@@ -131,6 +131,32 @@ MUTATIONS = (
         "connection_or_session.connection()",
         "tests/integration/txbox/entities/test_sessions.py::test_a_session_of_several_engines_updates_where_the_entity_is",
     ),
+    Mutation(
+        "guards",
+        "a session with binds works over a connection of its own",
+        "inbox/txbox/postgres/guards/session_binds.py",
+        "            return target\n",
+        "            return chosen\n",
+        "tests/integration/txbox_workers/test_sessions_of_hosts.py::"
+        "test_of_the_engine_of_the_worker_they_work_in_its_transaction",
+    ),
+    Mutation(
+        "guards",
+        "a host's session has its effect over another connection than its message",
+        "inbox/txbox/postgres/guards/session_binds.py",
+        "if other.connection.dbapi_connection is not written.connection.dbapi_connection:",
+        "if other.engine is not written.engine:",
+        "tests/integration/txbox/postgres/test_session_binds.py::test_an_effect_over_another_connection_is_refused",
+    ),
+    Mutation(
+        "guards",
+        "a thread that outlives its request begins a transaction of its own",
+        "inbox/txbox/postgres/guards/connection_users.py",
+        "if self._ended_by is not None and self._ended_by != _current():",
+        "if self._ended_by is None and self._ended_by == _current():",
+        "tests/integration/txbox_http/test_outliving_handlers.py::"
+        "test_a_thread_between_two_statements_has_no_second_one",
+    ),
     # --- conflicts: deadlocks and serialization failures -------------------------------------------------------------
     Mutation(
         "conflicts",
