@@ -57,6 +57,7 @@ class Customers:
 @pytest.mark.chaos
 @pytest.mark.parametrize("style", STYLES)
 def test_requests_that_are_cut_short_leave_nothing_wrong(engine: Engine, schema_url: str, style: str) -> None:
+    business = Business(engine)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.set_inheritable(True)
         arguments = ("-m", "support.web.cut_short", str(listener.fileno()), schema_url, style)
@@ -77,4 +78,4 @@ def test_requests_that_are_cut_short_leave_nothing_wrong(engine: Engine, schema_
     assert customers.wrong == []
     assert customers.statuses[503] > customers.statuses[201] > 0, customers.statuses
     assert set(customers.statuses) <= {201, 409, 503}, customers.statuses
-    assert Business(engine).applied() == Counter(customers.sold)
+    assert business.applied() == Counter(customers.sold)

@@ -145,17 +145,17 @@ MUTATIONS = (
         "a host's session has its effect over another connection than its message",
         "inbox/txbox/postgres/guards/session_binds.py",
         "if other.connection.dbapi_connection is not written.connection.dbapi_connection:",
-        "if other.engine is not written.engine:",
+        "if other.connection.dbapi_connection is None:",
         "tests/integration/txbox/postgres/test_session_binds.py::test_an_effect_over_another_connection_is_refused",
     ),
     Mutation(
         "guards",
-        "a thread that outlives its request begins a transaction of its own",
+        "a thread that outlives its message has another statement",
         "inbox/txbox/postgres/guards/connection_users.py",
         "if self._ended_by is not None and self._ended_by != _current():",
         "if self._ended_by is None and self._ended_by == _current():",
-        "tests/integration/txbox_http/test_outliving_handlers.py::"
-        "test_a_thread_between_two_statements_has_no_second_one",
+        "tests/integration/txbox_workers/test_outliving_handlers.py::"
+        "test_a_thread_that_comes_between_the_end_and_the_rollback_is_refused",
     ),
     # --- conflicts: deadlocks and serialization failures -------------------------------------------------------------
     Mutation(

@@ -3,8 +3,8 @@
 import threading
 from typing import Any
 
-from sqlalchemy import Engine, text
-from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, ResourceClosedError
 from sqlalchemy.orm import Session
 
 from support.workers.business import APPLY, Business, once
@@ -76,3 +76,32 @@ def test_a_thread_between_two_statements_has_no_second_one(engine: Engine, busin
     assert len(errors) == 2
     assert business.applied() == once("ab")
     assert business.recorded() == {"a", "b"}
+
+
+def test_a_thread_that_comes_between_the_end_and_the_rollback_is_refused(engine: Engine, business: Business) -> None:
+    errors: list[str] = []
+    free = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def outlive(connection: Connection) -> None:
+        free.wait(30)
+        try:
+            connection.execute(APPLY, {"id": "late", "body": ""})
+        except ResourceClosedError as error:
+            errors.append(str(error))
+
+    def handle(session: Session, message: Message) -> None:
+        threads.append(threading.Thread(target=outlive, args=[session.connection()]))
+        threads[-1].start()
+        raise ValueError("it fails")
+
+    def let_it_come(_: Connection) -> None:
+        if threads:
+            free.set()
+            threads[-1].join(15)
+
+    event.listen(engine, "rollback", let_it_come)
+    work_off(MemorySource(messages("a")), engine, handle, max_attempts=1)
+    assert ["is over" in error for error in errors] == [True]
+    assert not business.applied()
+    assert business.letters() == {"a": "failed"}
