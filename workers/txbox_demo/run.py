@@ -133,6 +133,6 @@ def _figures(
             f"{group.name}: delivered": (group.count(N_RECEIVED), "to workers"),
             f"{group.name}: processed": (processed, "messages, in its inbox or its ledger"),
             f"{group.name}: duplicates": (duplicates, "rejected; each would have been applied a second time"),
-            f"audit of {group.name}": (sent, f"{remark}; {audited.faults} are missing, foreign or doubled"),
+            f"audit of {group.name}": (sent, f"{remark}; {audited.faults} are missing, foreign, doubled or overdue"),
         }
     return figures
