@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.error_logging import text_of
 from txbox.errors import RightsMissing, TableLocked
+from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate
@@ -85,7 +86,7 @@ class Reader:
         with self.engine.connect() as connection:
             connection.execution_options(isolation_level="READ COMMITTED", postgresql_readonly=True)
             try:
-                with connection.begin():
+                with own_cursors(connection), connection.begin():
                     connection.exec_driver_sql(ReaderStatements.load().bound_time, limits)
                     return work(connection)
             except Exception as error:

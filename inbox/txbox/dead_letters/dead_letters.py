@@ -54,6 +54,7 @@ from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound, OutOfOr
 from txbox.horizon import AgeJudge, UnknownAge
 from txbox.message import Message, earliest, fingerprint, time_of_id
 from txbox.outbox.outbox import Outbox
+from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.text import storable
@@ -248,7 +249,7 @@ class DeadLetters:
 
     def get(self, dead_letter_id: int) -> DeadLetter:
         """Return one dead letter; raises ``LetterNotFound`` if there is none of that number."""
-        with self._engine.connect() as connection:
+        with self._engine.connect() as connection, own_cursors(connection):
             return self._read(connection, dead_letter_id)
 
     def redrive(

@@ -26,6 +26,7 @@ from sqlalchemy.exc import DBAPIError, StatementError
 
 from txbox.errors import InFlight
 from txbox.message import valid_subscriber_id
+from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
@@ -192,7 +193,7 @@ class Failures:
 
     def find(self, message_id: str) -> Failed:
         """Return the attempts so far."""
-        with self._engine.connect() as connection:
+        with self._engine.connect() as connection, own_cursors(connection):
             row = connection.exec_driver_sql(self._statements.attempts, self._key(message_id)).fetchone()
         return Failed(0, ()) if row is None else Failed(row.attempts, _oldest_first(row.history))
 

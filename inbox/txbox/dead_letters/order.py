@@ -46,6 +46,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from txbox.message import HEADER_EVENTBRIDGE_KEY, HEADER_FIRST_DELIVERY_ID, HEADER_KEY
+from txbox.postgres.driver_cursor import run
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
 from txbox.text import storable
@@ -119,14 +120,14 @@ class KeyOrder:
         ids = ids_of(message_id, headers)
         own = {"subscriber_id": self._subscriber_id, "message_ids": ids, "order_key": key}
         if first_id in ids:
-            connection.exec_driver_sql(self._statements.give_up_places, own)
+            run(connection, self._statements.give_up_places, own)
             return
-        place = connection.exec_driver_sql(self._statements.place_of, own).fetchone()
+        place = run(connection, self._statements.place_of, own).fetchone()
         raise KeyHeld(key, dead_letter_id, is_copy=place is not None and not place[0])
 
     def _heads(self, connection: Connection, order_keys: Collection[str]) -> list[Any]:
         asked = {"subscriber_id": self._subscriber_id, "order_keys": sorted(order_keys)}
-        return list(connection.exec_driver_sql(self._statements.heads, asked).fetchall())
+        return list(run(connection, self._statements.heads, asked).fetchall())
 
 
 def order_key(group: str | None, headers: Mapping[str, str]) -> str | None:

@@ -6,6 +6,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import InvalidConfiguration, RightsMissing
+from txbox.postgres.driver_cursor import run
 from txbox.postgres.sql import quote, unescaped
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, sqlstate
@@ -51,7 +52,7 @@ def read_target(connection: Connection, table: str) -> UpsertTarget:
     """
     sql = TargetStatements.load()
     try:
-        found = connection.exec_driver_sql(sql.find_table, {"table_name": table}).one_or_none()
+        found = run(connection, sql.find_table, {"table_name": table}).one_or_none()
     except DBAPIError as error:
         if sqlstate(error) == INSUFFICIENT_PRIVILEGE:
             raise RightsMissing(f"SCHEMA of {table}", "USAGE") from error
@@ -74,8 +75,8 @@ def read_target(connection: Connection, table: str) -> UpsertTarget:
     if lacking := [right.upper() for right in ("insert", "select", "update") if not getattr(found, right)]:
         raise RightsMissing(name, ", ".join(lacking))
     values = {"table_oid": found.oid}
-    columns = tuple(TargetColumn(*row) for row in connection.exec_driver_sql(sql.read_columns, values))
-    keys = [(tuple(of), primary) for of, primary in connection.exec_driver_sql(sql.read_keys, values)]
+    columns = tuple(TargetColumn(*row) for row in run(connection, sql.read_columns, values))
+    keys = [(tuple(of), primary) for of, primary in run(connection, sql.read_keys, values)]
     primary = next((of for of, is_primary in keys if is_primary), None)
     return UpsertTarget(name, columns, tuple(dict.fromkeys(of for of, _ in keys)), primary)
 

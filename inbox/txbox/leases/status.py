@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import Engine
 
 from txbox.leases.statements import LeaseStatements
+from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.transactions import check_table
 
@@ -60,7 +61,7 @@ def read_lease_status(
         exact_up_to_rows: count, which reads every row, only a table that has no more of them by Postgres's statistics.
     """
     sql = LeaseStatements.load(schema, prefix)
-    with engine.connect() as connection:
+    with engine.connect() as connection, own_cursors(connection):
         check_table(connection, sql.tables.message_lease)
         rows = estimate_rows(connection, sql.name_of("message_lease"))
         if rows > exact_up_to_rows:

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from txbox.maintenance.staging_tables import StagingCatalogue
+from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
@@ -101,7 +102,7 @@ class BulkLoads:
 
     def check(self) -> None:
         """Raise ``SchemaMissing`` if there is no ledger."""
-        with self._engine.connect() as connection:
+        with self._engine.connect() as connection, own_cursors(connection):
             check_table(connection, self._sql.tables.bulk_load)
             check_table(connection, self._sql.tables.bulk_load_chunk)
 

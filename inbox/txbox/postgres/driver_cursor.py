@@ -3,16 +3,19 @@
 Statements are written for psycopg, with ``%(name)s`` for parameters; what another driver wants is in ``drivers``. For
 a statement with one row there is a short way, without SQLAlchemy's result: it takes 40 us of the client to make a
 result of a text and describe its columns, as much as psycopg takes for an INSERT. Where the host listens to statements,
-or logs them, or its transaction is not begun, or stands no more, SQLAlchemy runs the statement as any other.
+or logs them, or its transaction is not begun, or stands no more, SQLAlchemy runs the statement as any other. In either
+way, values are read and written by our own adapters.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import psycopg
 from sqlalchemy import Connection
 
-from txbox.postgres.drivers.asyncpg_statements import translated
+from txbox.postgres.drivers.asyncpg_statements import refuse_codecs, translated
+from txbox.postgres.drivers.own_adapters import OwnCursor, open_next_as_ours
 from txbox.postgres.drivers.psycopg_connection import is_psycopg
 
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
@@ -27,12 +30,21 @@ def run(connection: Connection, sql: str, parameters: Mapping[str, Any] = NO_PAR
         parameters: their values, by name.
 
     Raises:
+        InvalidConfiguration: asyncpg has codecs of the host's for our values.
         sqlalchemy.exc.DBAPIError, and whatever else ``Connection.exec_driver_sql`` raises; psycopg.Error on a
             connection of psycopg's own.
     """
     if _is_asyncpg(connection):
+        refuse_codecs(connection)
         return connection.exec_driver_sql(*translated(sql, parameters))
-    return connection.exec_driver_sql(sql, dict(parameters))
+    driver: Any = connection.connection.driver_connection
+    if is_psycopg(connection) or not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        return connection.exec_driver_sql(sql, dict(parameters))
+    given = open_next_as_ours(driver)
+    try:
+        return connection.exec_driver_sql(sql, dict(parameters))
+    finally:
+        driver.cursor_factory = given
 
 
 def fetch_one(connection: Connection, sql: str, parameters: Mapping[str, Any]) -> Any:
@@ -44,8 +56,9 @@ def fetch_one(connection: Connection, sql: str, parameters: Mapping[str, Any]) -
         return run(connection, sql, parameters).fetchone()
     values: Any = parameters
     if _is_asyncpg(connection):
+        refuse_codecs(connection)
         sql, values = translated(sql, parameters)
-    cursor = connection.connection.cursor()
+    cursor = open_cursor(connection)
     try:
         cursor.execute(sql, values)
         row = cursor.fetchone()
@@ -55,6 +68,20 @@ def fetch_one(connection: Connection, sql: str, parameters: Mapping[str, Any]) -
         connection._handle_dbapi_exception(error, sql if of_driver else None, values, cursor, None)  # noqa: SLF001 - no other way
     cursor.close()
     return row
+
+
+def open_cursor(connection: Connection) -> Any:
+    """Open a cursor of the driver's for our statements; the caller closes it."""
+    driver: Any = connection.connection.driver_connection
+    if isinstance(driver, psycopg.Connection):
+        return OwnCursor(driver)
+    if not isinstance(driver, psycopg.AsyncConnection):
+        return connection.connection.cursor()
+    given = open_next_as_ours(driver)
+    try:
+        return connection.connection.cursor()
+    finally:
+        driver.cursor_factory = given
 
 
 def _is_asyncpg(connection: Connection) -> bool:

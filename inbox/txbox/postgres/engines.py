@@ -26,6 +26,7 @@ from sqlalchemy.exc import DisconnectionError
 
 from txbox.errors import InvalidConfiguration
 from txbox.postgres.drivers.greenlets import wait_for
+from txbox.postgres.drivers.own_adapters import OwnAsyncCursor, OwnCursor, own_cursors
 from txbox.postgres.server import SERVER
 from txbox.postgres.sqlstates import is_of_the_session
 from txbox.postgres.watchdog import WATCHDOG_SECONDS, bound, note_pooler, watch
@@ -100,7 +101,8 @@ def retry_on_new_connections(engine: Engine, work: Callable[[Connection], T]) ->
     while True:
         with engine.connect() as connection:
             try:
-                return work(connection)
+                with own_cursors(connection):
+                    return work(connection)
             except Exception as error:
                 if not discard_if_session_broken(connection, error):
                     raise
@@ -215,8 +217,9 @@ def _check_new(dbapi_connection: Any, record: Any) -> None:
         if isinstance(driver, psycopg.AsyncConnection):
             pid = wait_for(_ask_pid(driver))
         else:
-            with driver.cursor() as cursor:
-                (pid,) = cursor.execute(SERVER.backend_pid, prepare=False).fetchone()
+            with OwnCursor(driver) as cursor:
+                row: Any = cursor.execute(SERVER.backend_pid, prepare=False).fetchone()
+                pid = int(row[0])
     finally:
         if not driver.closed:
             dbapi_connection.autocommit = by_itself
@@ -224,7 +227,7 @@ def _check_new(dbapi_connection: Any, record: Any) -> None:
 
 
 async def _ask_pid(driver: psycopg.AsyncConnection[Any]) -> int:
-    async with driver.cursor() as cursor:
+    async with OwnAsyncCursor(driver) as cursor:
         row: Any = await (await cursor.execute(SERVER.backend_pid, prepare=False)).fetchone()
         return int(row[0])
 

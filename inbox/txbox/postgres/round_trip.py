@@ -29,11 +29,11 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import generators
-from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 from sqlalchemy import Connection
 
 from txbox.postgres.drivers.greenlets import wait_for
+from txbox.postgres.drivers.own_adapters import reader_of
 
 Value = bytes | None
 """A parameter as Postgres reads it as text; None: null."""
@@ -188,15 +188,17 @@ def _encoded(step: Step, encoding: str) -> Step:
 
 
 def row_of(connection: Connection, result: Any) -> tuple[Any, ...] | None:
-    """Return the first row of a result, its values as psycopg reads them; None if there is none."""
+    """Return the first row of a result; None if there is none."""
     return next(iter(rows_of(connection, result)), None)
 
 
 def rows_of(connection: Connection, result: Any) -> list[tuple[Any, ...]]:
-    """Return the rows of a result, their values as psycopg reads them."""
-    reader = Transformer(connection.connection.driver_connection)  # psycopg's
+    """Return the rows of a result, their values as psycopg itself reads them, whatever the host has registered."""
+    driver: Any = connection.connection.driver_connection
+    reader = reader_of(driver)
     reader.set_pgresult(result)
-    return reader.load_rows(0, result.ntuples, tuple)
+    rows: list[tuple[Any, ...]] = reader.load_rows(0, result.ntuples, tuple)
+    return rows
 
 
 @contextmanager

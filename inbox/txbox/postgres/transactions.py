@@ -12,8 +12,9 @@ from sqlalchemy.exc import DBAPIError, MissingGreenlet, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import InvalidConfiguration, NotInTransaction, RightsMissing, SchemaMissing, TableLocked
-from txbox.postgres.driver_cursor import run
+from txbox.postgres.driver_cursor import open_cursor, run
 from txbox.postgres.drivers.greenlets import in_greenlet, run_in_greenlet
+from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.drivers.psycopg_connection import (
     HasPsycopgConnection,
     PsycopgConnection,
@@ -152,7 +153,7 @@ def short_transaction(engine: Engine) -> Iterator[Connection]:
     with engine.connect() as connection:
         connection.execution_options(isolation_level="READ COMMITTED")
         try:
-            with connection.begin():
+            with own_cursors(connection), connection.begin():
                 yield connection
         except Exception as error:
             discard_if_session_broken(connection, error)
@@ -193,13 +194,13 @@ def driver_cursor(connection: Connection) -> Iterator[Any]:
     Errors are the driver's, of steps too (``round_trip``). If the connection is lost, SQLAlchemy discards it, as after
     an error of its own cursor.
     """
-    driver = connection.connection
-    cursor = driver.cursor()
+    driver: Any = connection.connection
+    cursor = open_cursor(connection)
     try:
         yield cursor
     except Exception as raised:
-        error = raised.error if isinstance(raised, StepFailed) else raised
-        if connection.dialect.is_disconnect(error, driver.dbapi_connection, cursor):  # type: ignore[arg-type]
+        error: Any = raised.error if isinstance(raised, StepFailed) else raised
+        if connection.dialect.is_disconnect(error, driver.dbapi_connection, cursor):
             connection.invalidate(error)
         if error is raised:
             raise

@@ -19,6 +19,8 @@ from txbox.errors import TxboxError
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event
 from txbox.outbox.notifier import CHANNEL
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
+from txbox.postgres.driver_cursor import run
+from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.server import SERVER
 from txbox.postgres.transactions import driver_cursor, short_transaction, unless_locked
 from txbox.relay.reporter import RelayReporter
@@ -100,6 +102,7 @@ class Poller:
             try:
                 with (
                     self._engine.connect() as connection,
+                    own_cursors(connection),
                     Listener(self._engine, self._statements, wanted=self._listen) as listener,
                 ):
                     try:
@@ -307,7 +310,7 @@ class Listener:
             driver = connection.connection.driver_connection
             assert driver is not None  # noqa: S101 - for the type checker
             # A pooler in transaction mode answers for many servers; a LISTEN would stay behind at one of them.
-            if connection.exec_driver_sql(SERVER.backend_pid).scalar_one() == driver.info.backend_pid:
+            if run(connection, SERVER.backend_pid).scalar_one() == driver.info.backend_pid:
                 connection.exec_driver_sql(self._statements.keep_idle_session)
                 connection.detach()  # the pool has no use for a connection that listens
                 connection.exec_driver_sql(f"LISTEN {CHANNEL}")

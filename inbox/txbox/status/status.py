@@ -14,6 +14,7 @@ from txbox.leases.status import LeaseStatus, read_lease_status
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.status import OutboxStatus, read_outbox_status
 from txbox.pauses import Pause, read_pauses
+from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
@@ -129,7 +130,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
     letters = DeadLetterStatements.load(schema, prefix)
     found: dict[str, dict[str, Any]] = {}
     unsent: dict[str, int] = {}
-    with engine.connect() as connection:
+    with engine.connect() as connection, own_cursors(connection):
         check_table(connection, sql.tables.processed_message)
         check_table(connection, sql.tables.message_failure)
         check_table(connection, sql.tables.dead_letter)

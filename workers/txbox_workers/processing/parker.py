@@ -2,6 +2,7 @@
 
 from txbox import DeadLetter, DeadLetters, Expired, Inbox, InFlight, Mismatch, Outcome, Reason
 from txbox.dead_letters.failures import Failed
+from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.processing.outage_errors import bookkeeping, connecting
@@ -42,7 +43,7 @@ class Parker:
             SchemaMissing: it is not.
             DatabaseUnavailable: the database does not answer.
         """
-        with connecting(), self._letters.engine.connect() as connection:
+        with connecting(), self._letters.engine.connect() as connection, own_cursors(connection):
             self._letters.check(connection)
 
     def park(

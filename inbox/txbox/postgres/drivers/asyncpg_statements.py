@@ -16,6 +16,10 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
+from sqlalchemy import Connection
+
+from txbox.errors import InvalidConfiguration
+
 
 def translated(sql: str, parameters: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
     """Return a statement of ours, and its values, for asyncpg.
@@ -42,6 +46,49 @@ def _numbered(sql: str, types: tuple[tuple[str, str], ...]) -> tuple[str, tuple[
         return f"${names.index(name) + 1}::{type_of[name]}"
 
     return _PLACEHOLDER.sub(number, sql), tuple(names)
+
+
+def refuse_codecs(connection: Connection) -> None:
+    """Refuse a connection on which the host has set codecs for the types of our values; looks once at each.
+
+    They would change what is kept of an id, or what comes back of it.
+
+    Raises:
+        InvalidConfiguration: it has some.
+    """
+    if _LOOKED in connection.info:
+        return
+    driver: Any = connection.connection.driver_connection
+    settings = driver.get_settings()
+    names = [
+        name
+        for name, oid in _OIDS.items()
+        if settings.get_data_codec(oid) is not settings.get_data_codec(oid, ignore_custom_codec=True)
+    ]
+    if names:
+        raise InvalidConfiguration(
+            f"this connection of asyncpg has a codec of yours for {', '.join(names)}, which changes what txbox keeps "
+            "and reads: give txbox an engine without it (set_type_codec on the columns' own types, such as a domain)"
+        )
+    connection.info[_LOOKED] = True
+
+
+_LOOKED = "txbox_codecs_looked_at"
+
+_OIDS = {
+    "bool": 16,
+    "bytea": 17,
+    "int8": 20,
+    "int4": 23,
+    "text": 25,
+    "float8": 701,
+    "timestamptz": 1184,
+    "interval": 1186,
+    "text[]": 1009,
+    "int8[]": 1016,
+    "bytea[]": 1001,
+}
+"""The types of our values and results, which Postgres numbers the same everywhere."""
 
 
 def _type_of(value: Any) -> str:

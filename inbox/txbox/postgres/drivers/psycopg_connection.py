@@ -1,7 +1,7 @@
 """psycopg's own connections, for code without SQLAlchemy: as much of one of SQLAlchemy's as our statements need.
 
-The transaction is the caller's, as with SQLAlchemy, and so is the cursor's factory: ours are plain ones, which return
-tuples. Errors are psycopg's own.
+The transaction is the caller's, as with SQLAlchemy. The cursors are ours, which return tuples, and values as psycopg
+itself reads them. Errors are psycopg's own.
 
 Django's connection holds one of psycopg's. It is known by what it has, for Django is not imported here.
 """
@@ -17,6 +17,7 @@ from psycopg.rows import tuple_row
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from txbox.postgres.drivers.greenlets import wait_for
+from txbox.postgres.drivers.own_adapters import OwnAsyncCursor, OwnCursor
 
 
 class Rows:
@@ -81,7 +82,7 @@ class PsycopgConnection:
         driver = self.driver_connection
         if isinstance(driver, psycopg.AsyncConnection):
             return wait_for(_run_async(driver, sql, parameters))
-        with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
+        with OwnCursor(driver, row_factory=tuple_row) as cursor:
             # In the caller's pipeline, one within it waits for the answer: what comes next depends on that.
             with driver.pipeline() if _is_in_pipeline(driver) else nullcontext():
                 cursor.execute(_encoded(sql, driver), parameters)
@@ -124,7 +125,7 @@ def held_by_django(connection: Any) -> "psycopg.Connection[Any]":
 
 
 async def _run_async(driver: "psycopg.AsyncConnection[Any]", sql: str, parameters: Mapping[str, Any] | None) -> Rows:
-    async with psycopg.AsyncCursor(driver, row_factory=tuple_row) as cursor:
+    async with OwnAsyncCursor(driver, row_factory=tuple_row) as cursor:
         async with driver.pipeline() if _is_in_pipeline(driver) else nullcontext():
             await cursor.execute(_encoded(sql, driver), parameters)
         return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
