@@ -68,6 +68,7 @@ PUBLIC = {
         AsyncBatchHandler AsyncHandler AsyncProcessingOptions AsyncWorker AsyncWorkerOptions for_functions
     """,
     "txbox_django": "database_engine orm_worker",
+    "txbox_django.testing": "EmptiesTxbox empty_txbox",
     "txbox_celery": "MessageParked inbox_task",
     "txbox_spark": """
         ApplyFailed Archive ArchiveReport BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress
