@@ -1,0 +1,342 @@
+"""Features together: what users and operators do at once, at random from a seed, and the promises asked afterwards.
+
+Workers of both kinds, a relay and a service over HTTP share one inbox. Threads of the test publish, deliver
+again, import, redrive, discard, rotate, forget, load in bulk and end sessions, each as its lots say. What has to be
+true then is computed from what was sent, and from tables that refuse nothing.
+"""
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import httpx2
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from support.web.service import served
+from support.workers.async_worker import make as make_async
+from support.workers.business import APPLY, Business
+from support.workers.fifo_source import FifoSource
+from support.workers.memory_worker import at_work, make, messages
+from txbox import (
+    DeadLetter,
+    DeadLetters,
+    Inbox,
+    InFlight,
+    InvalidConfiguration,
+    LetterNotFound,
+    Message,
+    Outbox,
+    OutOfOrder,
+)
+from txbox.coroutines import AsyncOutbox
+from txbox.dead_letters.letter import Reason
+from txbox.maintenance.rotation import Generations, InboxConversion
+from txbox.outbox.message_ids import new_message_id
+from txbox.postgres.sqlstates import is_outage, is_retryable
+from txbox.relay import FunctionPublisher, OutboxMessage, Relay
+from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone
+from txbox_spark.merging.chunk_merger import begin_chunk, merge_chunk
+from txbox_spark.merging.fresh_event import create_fresh
+from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
+
+NAME = "together"
+"""Of the sessions that may be ended at any moment."""
+
+REPEATED_SECONDS = 4.0
+"""What is older is forgotten, where the inbox rotates."""
+
+KEYS = 4
+
+ROADS = "SELECT body FROM effect WHERE message_id = '{}' ORDER BY position"
+
+
+class World:
+    """All of them, and what was sent.
+
+    Attributes:
+        seed: what the lots come from; threads and the server are not bound by it.
+        done: how often each action was begun.
+        errors: what nobody has expected.
+    """
+
+    def __init__(self, url: str, engine: Engine, *, seed: int, level: str, rotating: bool, ordered: bool) -> None:
+        self.seed, self.rotating, self.ordered = seed, rotating, ordered
+        self.done: Counter[str] = Counter()
+        self.errors: list[BaseException] = []
+        self.sent: dict[str, str] = {}  # ids and their keys, in order
+        self.receipts: set[str] = set()
+        self._business = Business(engine)
+        self._engine = engine
+        own = {"application_name": NAME}
+        self._ours = create_engine(url, isolation_level=level, connect_args=own, pool_size=20)
+        self._async: AsyncEngine = create_async_engine(url, isolation_level=level, connect_args=own, pool_size=8)
+        self._letters = DeadLetters(self._ours)
+        self._source = FifoSource(batch_size=4, wait_seconds=0.01)
+        self._lock = threading.Lock()
+        self._failing: set[str] = set()
+        self._recent: deque[str] = deque(maxlen=40)
+        self._stopping = threading.Event()
+        self._chunks = 0
+        self._chunk_lock = threading.Lock()  # what is loaded has no time: it is not to be older than the horizon
+        self._horizon = 0.0
+        if rotating:
+            assert InboxConversion(engine).forward()
+
+    def run(self, seconds: float) -> None:
+        """Let all of it happen for a while, then end what is under way, and let the source run empty."""
+        actions = self._actions()
+        threads = [
+            threading.Thread(target=self._act, args=[random.Random(f"{self.seed}-{number}"), actions])
+            for number in range(3)
+        ]
+        with self._at_work() as client:
+            self._client = client
+            for thread in threads:
+                thread.start()
+            self._stopping.wait(seconds)
+            self._stopping.set()
+            for thread in threads:
+                thread.join(60)
+                assert not thread.is_alive(), "an action does not end"
+            self._failing.clear()
+            assert self._source.wait_until_empty(90), "something is never acked"
+        self._ours.dispose()
+
+    def broken_promises(self) -> list[str]:
+        """Return what is not as guarantees.md says."""
+        effects = self._business.applied()
+        with self._engine.connect() as connection:
+            letters = connection.exec_driver_sql(
+                "SELECT message_id, reason, redriven_at IS NULL AND discarded_at IS NULL AS waits, "
+                "discarded_at IS NOT NULL AS discarded FROM dead_letter WHERE subscriber_id = 'billing'"
+            ).all()
+            unsent = set(connection.exec_driver_sql("SELECT message_id FROM outbox_message").scalars())
+        waits = {one.message_id for one in letters if one.waits}
+        parked = {one.message_id for one in letters if one.waits and one.reason != "expired"}
+        given_up = {one.message_id for one in letters if one.discarded}
+        broken = [
+            f"{one} was applied {times} times, by {self._business.rows(ROADS.format(one))}"
+            for one, times in effects.items()
+            if times > 1
+        ]
+        broken += [f"{one} was acked and not applied" for one in self.sent if one not in {*effects, *waits, *given_up}]
+        broken += [f"{one} is both processed and parked" for one in sorted(parked & effects.keys())]
+        broken += [f"{one} was never sent" for one in effects.keys() - self.sent.keys()]
+        by_workers = set(self._business.rows("SELECT message_id FROM effect WHERE body = 'worker'"))
+        broken += [f"the receipt of {one} is lost" for one in by_workers - self.receipts - unsent]
+        broken += [f"there is a receipt of {one}, and no effect" for one in self.receipts - by_workers]
+        if not self.rotating:
+            recorded = self._business.recorded()
+            broken += [f"{one} has an effect and no row" for one in effects.keys() - recorded]
+            broken += [f"{one} has a row and no effect" for one in recorded - effects.keys()]
+        if self.ordered:
+            numbers = {one: number for number, one in enumerate(self.sent)}
+            for key in set(self.sent.values()):
+                order = [one for one in self._business.order() if self.sent[one] == key]
+                broken += [
+                    f"{two} came after {one}" for one, two in itertools.pairwise(order) if numbers[two] < numbers[one]
+                ]
+        return broken
+
+    def _actions(self) -> dict[Callable[[random.Random], None], int]:
+        actions = {
+            self._publish: 40,
+            self._deliver_again: 15,
+            self._redrive: 25,
+            self._discard: 3,
+            self._end_a_session: 2,
+        }
+        if self.rotating:
+            actions |= {self._rotate: 4, self._forget: 1}
+        if not self.ordered:  # they come from elsewhere, in no order
+            actions |= {self._send_over_http: 15, self._import: 5, self._load: 5}
+        return actions
+
+    def _act(self, lots: random.Random, actions: dict[Callable[[random.Random], None], int]) -> None:
+        while not self._stopping.is_set():
+            (action,) = lots.choices(list(actions), list(actions.values()))
+            self.done[action.__name__.strip("_")] += 1
+            try:
+                action(lots)
+            except (InFlight, OutOfOrder, LetterNotFound, ConnectionError):
+                continue
+            except InvalidConfiguration as error:
+                if "expired" not in str(error):  # it is for a person to say that it was not processed
+                    self.errors.append(error)
+            except DBAPIError as error:
+                if not (is_retryable(error) or is_outage(error)):
+                    self.errors.append(error)
+            except Exception as error:  # noqa: BLE001 - the test raises it
+                self.errors.append(error)
+            self._stopping.wait(lots.random() / 50)
+
+    def _new(self, lots: random.Random) -> str:
+        message_id = new_message_id()
+        self.sent[message_id] = f"k{lots.randrange(KEYS)}"
+        if lots.random() < 0.4:
+            self._failing.add(message_id)
+        self._recent.append(message_id)
+        return message_id
+
+    def _one(self, lots: random.Random) -> str:
+        return lots.choice(list(self._recent) or [self._new(lots)])
+
+    def _deliver(self, message_id: str) -> None:
+        self._source.send_in(self.sent[message_id], message_id)
+
+    def _publish(self, lots: random.Random) -> None:
+        with self._lock:  # ids grow in the order of the queue
+            self._deliver(self._new(lots))
+
+    def _deliver_again(self, lots: random.Random) -> None:
+        self._deliver(self._one(lots))
+
+    def _letter(self, lots: random.Random) -> DeadLetter:
+        letters = self._letters.list(limit=20)
+        if not letters:
+            raise LetterNotFound(0)
+        return lots.choice(letters)
+
+    def _redrive(self, lots: random.Random) -> None:
+        letter = self._letter(lots)
+        if lots.random() < 0.7:
+            self._failing.discard(letter.message_id)
+
+        def send(_: DeadLetter) -> None:
+            self._deliver(letter.message_id)
+            time.sleep(lots.random() / 50)  # its copy arrives before the redrive commits
+            if lots.random() < 0.1:
+                raise ConnectionError("after it was sent")
+
+        self._letters.redrive(letter.dead_letter_id or 0, send)
+
+    def _discard(self, lots: random.Random) -> None:
+        self._letters.discard(self._letter(lots).dead_letter_id or 0, note="nobody wants it")
+
+    def _import(self, lots: random.Random) -> None:
+        (message,) = messages(self._one(lots))
+        self._letters.park(
+            DeadLetter("billing", message.id, Reason.FAILED, "imported", 1, "queue", message.body, {}, {})
+        )
+
+    def _send_over_http(self, lots: random.Random) -> None:
+        message_id = self._new(lots) if lots.random() < 0.5 else self._one(lots)
+        response = self._client.post("/", headers={"idempotency-key": message_id})
+        if response.status_code not in {201, 204}:
+            assert response.status_code in {409, 422, 500, 503}, response.text
+            self._deliver(message_id)
+
+    def _load(self, lots: random.Random) -> None:
+        with self._chunk_lock:
+            self._chunks += 1
+            repeated = {one for one in (self._one(lots) for _ in range(5)) if _made_at(one) > self._horizon}
+            ids = sorted({*(self._new(lots) for _ in range(3)), *repeated})
+            self._failing.difference_update(ids)
+            apply = "INSERT INTO effect (message_id, body) SELECT message_id, 'load' FROM fresh_event"
+            plan = MergePlan(f"{self.seed:012x}", "billing", (), apply, None, "", stalled_seconds=10)
+            try:
+                with self._engine.begin() as connection:
+                    assert begin_chunk(connection, plan, self._chunks)
+                    connection.exec_driver_sql(create_fresh(()))
+                    connection.exec_driver_sql("INSERT INTO fresh_event SELECT unnest(%s::text[]) ORDER BY 1", (ids,))
+                    counts = ChunkCounts(len(ids), 0, len(ids))
+                    merge_chunk(connection, plan, self._chunks, (ids[0], None), counts)
+            finally:
+                for message_id in ids:
+                    self._deliver(message_id)
+
+    def _rotate(self, _: random.Random) -> None:
+        Generations(self._ours).rotate(tries=3)
+
+    def _forget(self, _: random.Random) -> None:
+        with self._chunk_lock:
+            self._horizon = time.time() - REPEATED_SECONDS
+            with self._engine.begin() as connection:
+                connection.exec_driver_sql(
+                    "INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', to_timestamp(%s)) "
+                    "ON CONFLICT (subscriber_id) DO UPDATE SET horizon = excluded.horizon",
+                    (self._horizon,),
+                )
+            generations = Generations(self._ours)
+            generations.forget(settled=generations.settle(seconds=5), slack=timedelta(), tries=3)
+
+    def _end_a_session(self, _: random.Random) -> None:
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = %s "
+                "ORDER BY state = 'idle', random() LIMIT 1) AS one",
+                (NAME,),
+            )
+
+    @contextmanager
+    def _at_work(self) -> Iterator[httpx2.Client]:
+        options: dict[str, Any] = {"max_attempts": 2, "ordered": self.ordered}
+        worker = make(self._source, self._ours, self._handle, transactions="message", **options)
+        relay = Relay(self._ours, {"own": FunctionPublisher(self._receive)}, senders=1)
+        stop = threading.Event()
+
+        async def work() -> None:
+            async with make_async(self._source, self._async, self._handle_async, **options):
+                await asyncio.to_thread(stop.wait)
+            await self._async.dispose()
+
+        thread = threading.Thread(target=lambda: asyncio.run(work()))
+        thread.start()
+        try:
+            with served(self._service()) as client, at_work(worker, relay):
+                yield client
+        finally:
+            stop.set()
+            thread.join(30)
+            assert not thread.is_alive(), "the worker of coroutines does not end"
+
+    def _check(self, message_id: str) -> None:
+        if message_id in self._failing:
+            raise ValueError("not yet")
+
+    def _handle(self, session: Session, message: Message) -> None:
+        session.execute(APPLY, {"id": message.id, "body": "worker"})
+        Outbox().publish(session, "own:receipts", b"", headers={"of": message.id})
+        self._check(message.id)
+
+    async def _handle_async(self, session: AsyncSession, message: Message) -> None:
+        await session.execute(APPLY, {"id": message.id, "body": "worker"})
+        await AsyncOutbox().publish(session, "own:receipts", b"", headers={"of": message.id})
+        self._check(message.id)
+
+    def _receive(self, message: OutboxMessage) -> None:
+        self.receipts.add(message.headers["of"])
+
+    def _service(self) -> IdempotencyMiddleware:
+        in_transaction = InTransaction(sessionmaker(self._ours), Inbox("billing", wait_seconds=0.2))
+        once = Idempotency(in_transaction, caller=everyone)
+
+        async def apply(request: Request) -> Response:
+            session, message_id = await once(request), request.headers["idempotency-key"]
+            await run_in_threadpool(session.execute, APPLY, {"id": message_id, "body": "http"})
+            self._check(message_id)
+            return JSONResponse({}, status_code=201)
+
+        app = Starlette(routes=[Route("/", apply, methods=["POST"])])
+        return IdempotencyMiddleware(app, once)
+
+
+def _made_at(message_id: str) -> float:
+    """Return when an id was made, in seconds since 1970."""
+    return (uuid.UUID(message_id).int >> 80) / 1_000
