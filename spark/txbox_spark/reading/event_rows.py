@@ -17,7 +17,7 @@ from txbox_spark.reading.columns import (
     refuse_duplicate_columns,
 )
 from txbox_spark.reading.fields import field_columns
-from txbox_spark.reading.row_order import ANY, ORDER_COLUMN, ROW_ORDER, row_order
+from txbox_spark.reading.row_order import ANY, ROW_ORDER, row_order
 from txbox_spark.rejects.remarks import VALUE_CHARACTERS
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql, types
 
@@ -41,12 +41,12 @@ class PreparedEvents:
     staged: DataFrame  # its rows as ``message_id``, ``rejected`` and the columns as they are sent
     ids: DataFrame  # the ids alone, bad ones included
     columns: tuple[EventColumn, ...]  # the columns of ``fresh_event`` beside ``message_id``
-    ordered: bool = False  # whether its rows as they are sent have ``ROW_ORDER``, too
+    order: EventColumn | None = None  # ``ROW_ORDER``, if its rows as they are sent have it, too
 
     @property
     def staged_columns(self) -> tuple[EventColumn, ...]:
         """The columns of a staging table beside ``message_id``."""
-        return (*self.columns, ORDER_COLUMN) if self.ordered else self.columns
+        return self.columns if self.order is None else (*self.columns, self.order)
 
     @property
     def checked_ids(self) -> DataFrame:
@@ -120,7 +120,7 @@ def prepare(
     staged: list[Column | str] = [one.column.staged_as for one in beside]
     order = row_order(source, keep, fields, f"{_EVENT}.")
     if order is not None:
-        staged.append(order.alias(ROW_ORDER))
+        staged.append(order.value.alias(ROW_ORDER))
     return PreparedEvents(
         identified=checked.select(
             valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), sql.col(MESSAGE_ID).alias(GIVEN_ID), sql.col(_EVENT)
@@ -128,7 +128,7 @@ def prepare(
         staged=checked.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), *staged),
         ids=source.select(identity.cast("string").alias(MESSAGE_ID)),
         columns=columns,
-        ordered=order is not None,
+        order=None if order is None else order.column,
     )
 
 

@@ -1,9 +1,11 @@
 """Which of several rows with one message id is taken: any, or the latest or the earliest by a column."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from txbox import InvalidConfiguration
 from txbox.effects import Field
+from txbox.effects.field_types import NUMBER
 from txbox_spark.reading.columns import EventColumn, quoted
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, sql, types
 
@@ -12,8 +14,12 @@ ANY, LATEST, EARLIEST = "any", "latest:", "earliest:"
 ROW_ORDER = "txbox_order"
 """The column by which rows with one id are ordered, where that is asked for."""
 
-ORDER_COLUMN = EventColumn(ROW_ORDER, ROW_ORDER, "numeric(38,6)")
-"""The same in a staging table."""
+
+class RowOrder(NamedTuple):
+    """What rows with one id are ordered by, alike in Spark, in Arrow and in Postgres."""
+
+    column: EventColumn  # in a staging table
+    value: Column  # in Spark; null comes last
 
 
 def is_known(keep: str) -> bool:
@@ -26,8 +32,8 @@ def is_latest(keep: str) -> bool:
     return keep.startswith(LATEST)
 
 
-def row_order(frame: DataFrame, keep: str, fields: Mapping[str, Field] | None, path: str) -> Column | None:
-    """Return what rows with one id are ordered by, as a decimal; None: they are not.
+def row_order(frame: DataFrame, keep: str, fields: Mapping[str, Field] | None, path: str) -> RowOrder | None:
+    """Return what rows with one id are ordered by, to the last digit of the column's own type; None: they are not.
 
     Args:
         frame: the source.
@@ -46,36 +52,90 @@ def row_order(frame: DataFrame, keep: str, fields: Mapping[str, Field] | None, p
             f"keep {keep!r}: the events have no column {name}; they have {', '.join(frame.columns[:20])}"
         )
     value, type_ = sql.col(f"{path}{quoted(name)}"), frame.schema[name].dataType
-    if isinstance(type_, types.StringType) and fields is not None and (field := fields.get(name)) is not None:
-        value, type_ = _typed(value, field)
-    return _as_decimal(keep, value, type_)
+    ordered = None
+    if not isinstance(type_, types.StringType):
+        ordered = _ordered(value, type_)
+    elif fields is not None and (field := fields.get(name)) is not None:
+        ordered = _ordered_text(value, field.of.kind)
+    if ordered is None:
+        raise InvalidConfiguration(
+            f"keep {keep!r} is of type {type_.simpleString()}; it must be a number, a date or a time: cast it, or "
+            "name its type among the fields"
+        )
+    postgres_type, key = ordered
+    return RowOrder(EventColumn(ROW_ORDER, ROW_ORDER, postgres_type), key)
 
 
-def _typed(text: Column, field: Field) -> tuple[Column, DataType]:
-    """Return a text as its field's type; null where it is not of that type, for which the row is rejected."""
-    kind = field.of.kind
-    if kind == "date":
-        return text.try_cast("date"), types.DateType()
-    if kind.startswith("timestamp"):
-        return text.try_cast("timestamp"), types.TimestampType()
-    if kind in ("smallint", "integer", "bigint", "numeric", "double precision"):
-        return text.try_cast("decimal(38,6)"), types.DecimalType(38, 6)
-    return text, types.StringType()
-
-
-def _as_decimal(keep: str, value: Column, type_: DataType) -> Column:
+def _ordered(value: Column, type_: DataType) -> tuple[str, Column] | None:
+    """Return what a value is ordered by, with its type in Postgres; None: it has no order."""
     match type_:
         case types.TimestampType():
-            value = sql.unix_micros(value)
+            return "bigint", sql.unix_micros(value)
         case types.TimestampNTZType():
-            value = sql.unix_micros(value.cast("timestamp"))
+            return "bigint", _local_micros(value)
         case types.DateType():
-            value = sql.unix_date(value)
-        case types.NumericType():
-            pass
-        case _:
-            raise InvalidConfiguration(
-                f"keep {keep!r} is of type {type_.simpleString()}; it must be a number, a date or a time: cast it, or "
-                "name its type among the fields"
-            )
-    return value.try_cast("decimal(38,6)")
+            return "integer", sql.unix_date(value)
+        case types.DecimalType():
+            return f"numeric({type_.precision},{type_.scale})", value
+        case types.IntegralType():
+            return "bigint", value.cast("bigint")
+        case types.FractionalType():
+            number = value.cast("double")
+            return "double precision", sql.when(~sql.isnan(number), number)  # Arrow has NaN elsewhere than Spark
+    return None
+
+
+def _ordered_text(text: Column, kind: str) -> tuple[str, Column] | None:
+    """Return the same of a text that is of this kind of fields; null where it is not, for which the row is rejected."""
+    match kind:
+        case "date":
+            return _ordered(text.try_cast("date"), types.DateType())
+        case "timestamptz":
+            return _NANOS_TYPE, _nanos(text, sql.unix_micros(text.try_cast("timestamp")))
+        case "timestamp without time zone":
+            return _NANOS_TYPE, _nanos(text, _local_micros(text.try_cast("timestamp_ntz")))
+        case "smallint" | "integer" | "bigint":
+            return _ordered(text.try_cast("bigint"), types.LongType())
+        case "double precision":
+            return _ordered(text.try_cast("double"), types.DoubleType())
+        case "numeric":
+            return 'text COLLATE "C"', _number_key(text)
+    return None
+
+
+def _local_micros(local: Column) -> Column:
+    """Return the microseconds of a local time since 1970, by a clock that leaves no time out.
+
+    Spark's own functions for it put the time into the session's time zone first.
+    """
+    since = local - sql.lit("1970-01-01 00:00:00").cast("timestamp_ntz")
+    return (since.cast("interval second").cast("decimal(19,6)") * 1_000_000).cast("bigint")
+
+
+def _nanos(text: Column, micros: Column) -> Column:
+    """Return the nanoseconds since 1970 of a time's text, of which Spark has read the microseconds."""
+    rest = sql.rpad(sql.regexp_extract(text, r"\.[0-9]{6}([0-9]{1,3})", 1), 3, "0")
+    return micros.cast("decimal(19,0)") * 1_000 + rest.cast("int")
+
+
+def _number_key(text: Column) -> Column:
+    """Return a text that is ordered, byte by byte, as the number is that a text has; Spark's decimals have 38 digits.
+
+    It is 0, 1 or 2 for a number below, at or above zero; then the power of ten before its first digit, and its digits.
+    Below zero, each of those is taken from 9, and a byte beyond all digits ends them.
+    """
+    whole = sql.regexp_extract(text, "^[+-]?([0-9]*)", 1)
+    written = sql.concat(whole, sql.regexp_extract(text, r"\.([0-9]*)", 1))
+    digits = sql.ltrim(written, sql.lit("0"))
+    exponent = sql.coalesce(sql.regexp_extract(text, "[eE](.*)$", 1).try_cast("int"), sql.lit(0))
+    power = sql.length(whole) - sql.length(written) + sql.length(digits) + exponent + _POWER_OF_ONE
+    key = sql.concat(sql.lpad(power.cast("string"), 4, "0"), sql.rtrim(digits, sql.lit("0")))
+    below = sql.concat(sql.lit("0"), sql.translate(key, "0123456789", "9876543210"), sql.lit("~"))
+    signed = sql.when(sql.startswith(text, sql.lit("-")), below).otherwise(sql.concat(sql.lit("2"), key))
+    return sql.when(text.rlike(rf"\A(?:{NUMBER})\z"), sql.when(digits == "", sql.lit("1")).otherwise(signed))
+
+
+_POWER_OF_ONE = 5_000
+"""Greater than any power of ten that ``NUMBER`` takes, so that each is a number of four digits."""
+
+_NANOS_TYPE = "numeric(38,0)"

@@ -2,6 +2,7 @@
 
 import random
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,12 @@ import pytest
 
 from support.spark.bulk_loads import WRITERS, Books, frame, load
 from txbox import InvalidConfiguration, SqlEffect
+from txbox.effects.fields import read_fields
+from txbox_spark.reading.row_order import row_order
+from txbox_spark.runtime.jobs import changed_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 COLUMNS = "event_id string, version int, changed_at timestamp, at_text string"
@@ -76,6 +80,98 @@ def test_few_events(spark: "SparkSession", taken: Books, schema_url: str, tmp_pa
     report = load(events, schema_url, "auto", apply=APPLY, keep="latest:version")
     assert (report.applied, report.differing, report.differing_sample) == (2, 1, ("a",))
     assert taken.rows("SELECT * FROM taken ORDER BY 1") == [("a", 10), ("b", 5)]
+
+
+TYPED = {
+    "digits decimal(38,18)": (Decimal("1.000000000000000001"), Decimal("1.000000000000000002")),
+    "large decimal(38,0)": (Decimal(5), Decimal(10) ** 33),
+    "small double": (1e-9, 2e-9),
+    "huge double": (5.0, 1e33),
+    "endless double": (1e300, float("inf")),
+    "micros timestamp": (BEGIN, BEGIN + timedelta(microseconds=1)),
+    # Clocks in Berlin leave 02:30 out.
+    "local timestamp_ntz": tuple(map(datetime.fromisoformat, ("2026-03-29 02:30:00", "2026-03-29 03:10:00"))),
+}
+"""Columns with an older and a newer value."""
+
+TEXTS = {
+    "digits numeric": ("0.00000001", "0.00000002"),
+    "large numeric": ("5", "1e33"),
+    "negative numeric": ("-1e33", "-5"),
+    "money numeric(20,10)": ("12.00000001", "12.00000002"),
+    "small double precision": ("1e-9", "2e-9"),
+    "huge double precision": ("5", "1e33"),
+    "whole bigint": ("9", "10"),
+    "nanos timestamptz": ("2026-03-29T02:30:00.123456788+02:00", "2026-03-29T00:30:00.123456789Z"),
+    "local timestamp without time zone": ("2026-03-29T02:30:00.9", "2026-03-29T03:10:00"),
+    "local_nanos timestamp without time zone": ("2026-03-29 02:30:00.12345678", "2026-03-29 02:30:00.123456781"),
+}
+"""Fields with an older and a newer text."""
+
+
+@pytest.mark.parametrize("writer", ["copy", "jdbc", "auto"])
+def test_values_are_ordered_by_their_own_type(
+    spark: "SparkSession", taken: Books, schema_url: str, tmp_path: Path, writer: str
+) -> None:
+    rows = [(f"id-{id_}", version, *(TYPED[one][version] for one in TYPED)) for id_ in range(9) for version in (0, 1)]
+    events = frame(spark, rows, f"event_id string, version int, {', '.join(TYPED)}")
+    if writer == "auto":  # the driver merges what is in a small file
+        events.coalesce(1).write.parquet(str(tmp_path / "few"))
+        events = spark.read.parquet(str(tmp_path / "few"))
+    with changed_settings(spark, {"spark.sql.session.timeZone": "Europe/Berlin"}):
+        for column in TYPED:
+            name = column.partition(" ")[0]
+            require_latest(events, taken, schema_url, writer, name, APPLY)
+
+
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+def test_texts_are_ordered_by_all_their_digits(
+    spark: "SparkSession", taken: Books, schema_url: str, tmp_path: Path, writer: str
+) -> None:
+    (effect := tmp_path / "effect.sql").write_text("INSERT INTO taken SELECT message_id, version FROM fresh_event")
+    fields = SqlEffect(effect, fields=f"version integer, {', '.join(TEXTS)}")
+    rows = [(f"id-{id_}", str(each), *(TEXTS[one][each] for one in TEXTS)) for id_ in range(9) for each in (0, 1)]
+    names = [one.partition(" ")[0] for one in TEXTS]
+    events = frame(spark, rows, f"event_id string, version string, {', '.join(f'{name} string' for name in names)}")
+    with changed_settings(spark, {"spark.sql.session.timeZone": "Europe/Berlin"}):
+        for name in names:
+            require_latest(events, taken, schema_url, writer, name, fields)
+
+
+def require_latest(events: "DataFrame", taken: Books, url: str, writer: str, name: str, apply: Any) -> None:
+    """See that the newer row of each id is taken; where neither counts as newer, some older one is."""
+    taken.run("TRUNCATE taken", "TRUNCATE processed_message")
+    load(events, url, writer, apply=apply, keep=f"latest:{name}")
+    assert taken.rows("SELECT * FROM taken ORDER BY 1") == [(f"id-{id_}", 1) for id_ in range(9)], name
+
+
+def test_what_is_not_a_number_is_last(spark: "SparkSession", taken: Books, schema_url: str, tmp_path: Path) -> None:
+    rows = [("a", 0, float("nan")), ("a", 1, -float("inf")), ("a", 2, None)]
+    few = tmp_path / "few"
+    frame(spark, rows, "event_id string, version int, n double").coalesce(1).write.parquet(str(few))
+    for writer in ("copy", "jdbc", "auto"):
+        for keep in ("latest:n", "earliest:n"):
+            taken.run("TRUNCATE taken", "TRUNCATE processed_message")
+            load(spark.read.parquet(str(few)), schema_url, writer, apply=APPLY, keep=keep)
+            assert taken.rows("SELECT * FROM taken") == [("a", 1)], (writer, keep)
+
+
+def test_numbers_as_texts_are_ordered_as_python_orders_them(spark: "SparkSession") -> None:
+    draw = random.Random(5)
+    texts = ["0", "-0.0", "+.5", "5.", "0005", "1e-999", "1E+999", "-1e-999", "9" * 900 + "." + "9" * 90]
+    for _ in range(300):
+        whole, fraction = str(draw.randrange(10 ** draw.randint(1, 40))), str(draw.randrange(10 ** draw.randint(1, 40)))
+        exponent = draw.choice(["", f"e{draw.randint(-50, 50)}"])
+        zeros = "0" * draw.randint(0, 3)
+        texts.append(f"{draw.choice(['', '-', '+'])}{zeros}{whole}.{zeros[1:]}{fraction}{exponent}")
+    rows = frame(spark, [(one,) for one in texts], "n string")
+    order = row_order(rows, "latest:n", read_fields("n numeric"), "rows.")
+    assert order is not None
+    rows = rows.alias("rows")
+    found = [Decimal(one) for (one,) in rows.sort(order.value).collect()]
+    assert found == sorted(found)
+    keys = {Decimal(one): key for one, key in rows.select("n", order.value).collect()}
+    assert len(set(keys.values())) == len(keys)
 
 
 def test_what_has_no_order(spark: "SparkSession", taken: Books, schema_url: str) -> None:
