@@ -8,9 +8,9 @@
     ON CONFLICT (order_id) DO UPDATE SET cents = excluded.cents, updated_at = excluded.updated_at
     WHERE target.updated_at IS NULL OR excluded.updated_at > target.updated_at
 
-ON CONFLICT refuses to change a row twice, hence DISTINCT ON. Rows are locked in the order of their keys, as workers
-should lock them. A cast is to the type without its length: a cast to ``varchar(3)`` would cut a text off, and the
-INSERT itself refuses it.
+ON CONFLICT refuses to change a row twice, hence DISTINCT ON, which compares as the key's index does. Rows are locked in
+the order of their keys, as workers should lock them. A cast is to the type without its length: a cast to ``varchar(3)``
+would cut a text off, and the INSERT itself refuses it. In the key, numbers and times are rounded as the INSERT does.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,6 +37,10 @@ class Upsert:
         bulk_load(events, …, apply=Upsert("purchase", key=["order_id"], only_if_newer="updated_at"))
 
     The columns are those that the events and the table have in common, by name; values are cast to the columns' types.
+    An event is a whole row: a null, and a field that it lacks while other events of the load have it, is written as
+    null. A column that no event has stays as it is, or is its default.
+
+    Keys are equal if they are in the table: after rounding to ``numeric(10,2)``, and by the collation of the key.
 
     Events come in no order. So with ``only_if_newer``, the newest one of a key wins, whatever comes when: of the same
     time, the one that is merged first, and within one transaction the one with the greatest message id. Without it, the
@@ -155,15 +159,18 @@ class Upsert:
         columns = self.columns_in(target, types)
         compared = {*key, self.only_if_newer}
         values = [_value(one, types.get(one.name, "text"), compared=one.name in compared) for one in columns]
-        keys = ", ".join(map(_quoted, key))
-        order = [keys, f"{FRESH_EVENT}.{MESSAGE_ID} DESC"]
+        by_name = {one.name: one for one in columns}
+        collations = target.collations.get(frozenset(key), {})
+        distinct = ", ".join(_in_key(by_name[one], types.get(one, "text"), collations.get(one)) for one in key)
+        order = [distinct, f"{FRESH_EVENT}.{MESSAGE_ID} DESC"]
         if self.only_if_newer is not None:
             order.insert(1, f"{_quoted(self.only_if_newer)} DESC NULLS LAST")
+        others = [_quoted(one.name) for one in columns if one.name not in key]
         lines = [
             f"INSERT INTO {target.name} AS target ({', '.join(_quoted(one.name) for one in columns)})",
-            f"SELECT DISTINCT ON ({keys}) {', '.join(values)}",
+            f"SELECT DISTINCT ON ({distinct}) {', '.join(values)}",
             f"FROM {FRESH_EVENT} ORDER BY {', '.join(order)}",
-            f"ON CONFLICT ({keys}) {self._on_conflict([_quoted(one.name) for one in columns if one.name not in key])}",
+            f"ON CONFLICT ({', '.join(map(_quoted, key))}) {self._on_conflict(others)}",
         ]
         return "\n".join(lines)
 
@@ -189,6 +196,13 @@ def _value(column: TargetColumn, type_: str, *, compared: bool) -> str:
     if compared or type_ == "text" or type_.endswith("[]"):
         return f"{name}::{column.type_without_length} AS {name}"
     return name
+
+
+def _in_key(column: TargetColumn, type_: str, collation: str | None) -> str:
+    """Return an event's value as the key compares it, so that no two that are left become one row."""
+    name = _quoted(column.name)
+    value = name if type_ == column.type else f"{name}::{column.compared_as}"
+    return value if collation is None else f"{value} COLLATE {collation}"
 
 
 def _quoted(name: str) -> str:

@@ -1,6 +1,7 @@
 """The table that an upsert writes to: what its columns take, and which keys it has."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -27,6 +28,7 @@ class TargetColumn:
     name: str
     type: str  # as in CREATE TABLE
     type_without_length: str  # a cast to it cuts nothing off
+    compared_as: str  # the type in which a key has it; a cast to it cuts nothing off, and rounds as the column does
     is_text: bool
     is_domain: bool
     is_required: bool  # an INSERT must give it a value
@@ -41,6 +43,8 @@ class UpsertTarget:
     columns: tuple[TargetColumn, ...]
     keys: tuple[tuple[str, ...], ...]  # the unique keys that ON CONFLICT can take
     primary_key: tuple[str, ...] | None  # if it is among them
+    collations: Mapping[frozenset[str], Mapping[str, str]] = field(default_factory=dict)
+    """Of a key, by its columns: the collation, for SQL, of each one whose texts may be equal and not the same."""
 
 
 def read_target(connection: Connection, table: str) -> UpsertTarget:
@@ -76,9 +80,14 @@ def read_target(connection: Connection, table: str) -> UpsertTarget:
         raise RightsMissing(name, ", ".join(lacking))
     values = {"table_oid": found.oid}
     columns = tuple(TargetColumn(*row) for row in run(connection, sql.read_columns, values))
-    keys = [(tuple(of), primary) for of, primary in run(connection, sql.read_keys, values)]
-    primary = next((of for of, is_primary in keys if is_primary), None)
-    return UpsertTarget(name, columns, tuple(dict.fromkeys(of for of, _ in keys)), primary)
+    keys: dict[tuple[str, ...], bool] = {}
+    collations: dict[frozenset[str], dict[str, str]] = {}
+    for of, collated, is_primary in run(connection, sql.read_keys, values):
+        keys.setdefault(tuple(of), is_primary)
+        # ON CONFLICT takes all keys of these columns at once.
+        collations.setdefault(frozenset(of), {}).update({one: by for one, by in zip(of, collated, strict=True) if by})
+    primary = next((of for of, is_primary in keys.items() if is_primary), None)
+    return UpsertTarget(name, columns, tuple(keys), primary, collations)
 
 
 _TABLES = ("r", "p")

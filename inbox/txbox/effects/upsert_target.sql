@@ -12,10 +12,14 @@ WHERE class.oid = to_regclass(%(table_name)s)
 
 -- name: read_columns
 -- The columns of a table. Required is one that an INSERT must give a value; the type without its length is written so
--- that it has none when it is read again.
+-- that it has none when it is read again. In a key, values are compared as what the column makes of them: numbers and
+-- times are rounded to its digits, and a text in a domain is what is below the domain, which a cast does not cut off.
 -- parameters: table_oid bigint
--- returns: name, type, type_without_length, is_text, is_domain, is_required, is_generated
+-- returns: name, type, type_without_length, compared_as, is_text, is_domain, is_required, is_generated
 SELECT attribute.attname::text, format_type(atttypid, atttypmod), format_type(atttypid, -1),
+  CASE WHEN typcategory IN ('N', 'D', 'T') THEN format_type(atttypid, atttypmod)
+    WHEN typcategory = 'S' AND typtype = 'd' THEN format_type(typbasetype, -1)
+    ELSE format_type(atttypid, -1) END,
   typcategory = 'S', typtype = 'd',
   (attnotnull OR typnotnull) AND NOT atthasdef AND typdefault IS NULL AND attidentity = '',
   attgenerated <> '' OR attidentity = 'a'
@@ -24,14 +28,20 @@ WHERE attrelid = %(table_oid)s::bigint AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
 
 -- name: read_keys
--- The columns of each unique key that ON CONFLICT can take: on columns alone, of all rows, checked at once. The primary
--- key comes first.
+-- The columns of each unique key that ON CONFLICT can take: on columns alone, of all rows, checked at once; with the
+-- collation, for SQL, of each one whose texts may be equal and not the same. The primary key comes first.
 -- parameters: table_oid bigint
--- returns: columns, is_primary
+-- returns: columns, collations, is_primary
 SELECT ARRAY(
     SELECT attname::text FROM unnest(indkey::int2[]) WITH ORDINALITY AS part (attnum, place)
     JOIN pg_attribute AS attribute ON attrelid = indrelid AND attribute.attnum = part.attnum
     WHERE place <= indnkeyatts ORDER BY place
+  ), ARRAY(
+    SELECT quote_ident(nspname) || '.' || quote_ident(collname)
+    FROM unnest(indcollation::oid[]) WITH ORDINALITY AS part (collation_oid, place)
+    LEFT JOIN pg_collation AS collated ON collated.oid = collation_oid AND NOT collisdeterministic
+    LEFT JOIN pg_namespace AS namespace ON namespace.oid = collnamespace
+    ORDER BY place
   ), indisprimary
 FROM pg_index JOIN pg_class AS class ON class.oid = indexrelid
 WHERE indrelid = %(table_oid)s::bigint AND indisunique AND indisvalid AND indimmediate AND NOT indisexclusion

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
 from support.spark.bulk_loads import SUBSCRIBER, Books, counts, frame, load
 from txbox import InvalidConfiguration, RightsMissing
@@ -186,6 +187,107 @@ def test_a_value_that_the_table_does_not_take_is_rejected(spark: SparkSession, b
         "secret",
     )
     assert books.rows("SELECT * FROM code") == [("a", "abc")]
+
+
+@pytest.mark.parametrize(
+    ("type_", "events", "values", "fields"),
+    [
+        ("numeric(10,2)", "decimal(12,4)", ("1.0010", "1.0040", "7.0000"), None),
+        ("numeric(10,2)", "double", ("1.001", "1.004", "7.0"), None),
+        ("numeric(10,2)", "string", ("1.001", "1.004", "7"), "numeric"),
+        ("price", "string", ("1.001", "1.004", "7"), "numeric"),
+        ("timestamptz(0)", "timestamp", ("2026-01-31 12:00:00.1", "2026-01-31 12:00:00.2", "2026-01-31 13:00"), None),
+        ("citext", "string", ("a", "A", "b"), None),
+        ("citext", "string", ("a", "A", "b"), "text"),
+        ("mail", "string", ("a", "A", "b"), None),
+        ("mail", "string", ("a", "A", "b"), "text"),
+        ("char(3)", "string", ("a", "a ", "b"), "text"),
+        ('text COLLATE "any case"', "string", ("a", "A", "b"), None),
+        ('varchar(3) COLLATE "any case"', "string", ("a", "A", "b"), "text"),
+    ],
+)
+def test_keys_are_compared_as_the_table_compares_them(
+    spark: SparkSession,
+    books: Books,
+    schema_url: str,
+    type_: str,
+    events: str,
+    values: tuple[str, str, str],
+    fields: str | None,
+) -> None:
+    if "COLLATE" in type_:
+        make_collation(books)
+    books.run(
+        "CREATE EXTENSION IF NOT EXISTS citext SCHEMA public",
+        "CREATE DOMAIN mail AS public.citext",
+        "CREATE DOMAIN price AS numeric(10,2)",
+        f"CREATE TABLE kept (key {type_.replace('citext', 'public.citext')}, shop int, n int, PRIMARY KEY (shop, key))",
+    )
+    first, same, other = values
+    rows = [("e-1", first, 1, 1), ("e-2", same, 1, 2), ("e-3", other, 1, 3), ("e-4", first, 2, 4)]
+    texts = spark.createDataFrame(rows, "event_id string, key string, shop int, n int")
+    typed = None if fields is None else f"key {fields}, shop integer, n integer"
+    source = texts.withColumn("key", texts["key"].cast(events))
+    report = load(source, schema_url, "copy", apply=Upsert("kept", only_if_newer="n", fields=typed))
+    assert (report.applied, report.rejected) == (4, 0)
+    assert books.rows("SELECT shop, n FROM kept ORDER BY n") == [(1, 2), (1, 3), (2, 4)]
+
+
+def test_a_key_is_compared_as_its_own_index_compares_it(spark: SparkSession, books: Books, schema_url: str) -> None:
+    make_collation(books)
+    books.run(
+        "CREATE TABLE kept (code text PRIMARY KEY, shop int NOT NULL, n int)",
+        'CREATE UNIQUE INDEX ON kept (shop, code COLLATE "any case")',
+    )
+    columns = "event_id string, code string, shop int, n int"
+    apart = [("e-1", "a", 1, 1), ("e-2", "A", 2, 2)]
+    load(spark.createDataFrame(apart, columns), schema_url, "copy", apply=Upsert("kept"))
+    assert books.rows("SELECT code FROM kept ORDER BY n") == [("a",), ("A",)]
+    alike = [("e-3", "a", 1, 3), ("e-4", "A", 1, 4)]
+    load(spark.createDataFrame(alike, columns), schema_url, "copy", apply=Upsert("kept", key=["code", "shop"]))
+    assert books.rows("SELECT n FROM kept ORDER BY n") == [(2,), (4,)]
+
+
+@pytest.mark.parametrize(("kept", "also"), [(5, ""), (3, "NULLS NOT DISTINCT ")])
+def test_a_null_in_a_key_is_like_no_other_unless_the_key_says_so(
+    spark: SparkSession, books: Books, schema_url: str, kept: int, also: str
+) -> None:
+    books.run(f"CREATE TABLE kept (code text, shop int NOT NULL, n int, UNIQUE {also}(code, shop))")
+    rows = [("e-1", None, 1, 1), ("e-2", None, 1, 2), ("e-3", None, 2, 3), ("e-4", None, 2, 4), ("e-5", "a", 1, 5)]
+    events = spark.createDataFrame([*rows, ("e-6", "a", 1, 6)], "event_id string, code string, shop int, n int")
+    assert load(events, schema_url, "copy", apply=Upsert("kept", key=["code", "shop"])).applied == 6
+    found = books.rows("SELECT n FROM kept ORDER BY n")
+    assert (len(found), found[-1]) == (kept, (6,))
+
+
+def make_collation(books: Books) -> None:
+    """Create a collation that tells no capitals from small letters; skip the test where the server has none."""
+    try:
+        books.run("CREATE COLLATION \"any case\" (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    except DBAPIError as error:
+        pytest.skip(f"this server has no ICU, `make test-containers` starts one that has: {error.orig}")
+
+
+def test_an_event_is_a_whole_row_and_what_it_lacks_is_null(
+    spark: SparkSession, books: Books, schema_url: str, tmp_path: Path
+) -> None:
+    books.run(
+        "CREATE TABLE kept (id int PRIMARY KEY, note text DEFAULT 'none', n int, made text DEFAULT 'now')",
+        "INSERT INTO kept VALUES (1, 'old', 0, 'before'), (2, 'old', 0, 'before')",
+    )
+    (file := tmp_path / "some.jsonl").write_text(
+        '{"event_id": "1", "id": 1, "n": 1}\n{"event_id": "2", "id": 2, "note": "new"}\n{"event_id": "3", "id": 3}\n'
+    )
+    load(read_events(spark, [str(file)]), schema_url, "copy", apply=Upsert("kept"))
+    assert books.rows("SELECT * FROM kept ORDER BY id") == [
+        (1, None, 1, "before"), (2, "new", None, "before"), (3, None, None, "now")
+    ]  # fmt: skip
+    # A field that has to be there rejects the event, in place of writing null.
+    required = Upsert("kept", fields="id integer, n integer, note text not null")
+    events = read_events(spark, [str(file)], fields=required.typed_fields, message_id="event_id")
+    books.run("TRUNCATE processed_message")
+    report = load(events, schema_url, "copy", apply=required)
+    assert (report.applied, report.rejected) == (1, 2)
 
 
 def test_names_that_need_quotes_and_a_partitioned_table(spark: SparkSession, books: Books, schema_url: str) -> None:

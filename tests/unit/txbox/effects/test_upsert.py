@@ -1,6 +1,7 @@
 """The statement of an upsert: which columns it writes, how it casts them, and what it refuses."""
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,16 +11,18 @@ from txbox.effects import Field, Upsert
 from txbox.effects.upsert_target import TargetColumn, UpsertTarget
 
 
-def column(name: str, type_: str = "bigint", *, without: str | None = None, **is_: bool) -> TargetColumn:
+def column(
+    name: str, type_: str = "bigint", *, without: str | None = None, compared: str | None = None, **is_: bool
+) -> TargetColumn:
     flags = {"is_text": False, "is_domain": False, "is_required": False, "is_generated": False, **is_}
-    return TargetColumn(name, type_, without or type_, **flags)
+    return TargetColumn(name, type_, without or type_, compared or without or type_, **flags)
 
 
 PURCHASE = UpsertTarget(
     '"shop"."purchase"',
     (
         column("order_id", "uuid", is_required=True),
-        column("cents", "numeric(12,2)", without="numeric", is_required=True),
+        column("cents", "numeric(12,2)", without="numeric", compared="numeric(12,2)", is_required=True),
         column("currency", "character varying(3)", without="character varying", is_text=True),
         column("updated_at", "timestamp with time zone"),
         column("total", is_generated=True),
@@ -75,8 +78,19 @@ def test_a_row_that_is_nothing_but_its_key_stays() -> None:
 def test_values_are_cast_where_an_insert_does_not_or_where_they_are_compared(name: str, type_: str, value: str) -> None:
     statement = Upsert("purchase", only_if_newer="updated_at").statement(PURCHASE, {**EVENTS, name: type_})
     said = value if value == f'"{name}"' else f'{value} AS "{name}"'
-    selected = statement.splitlines()[1].removeprefix('SELECT DISTINCT ON ("order_id") ')
+    _, _, selected = statement.splitlines()[1].partition(") ")
     assert said in selected.split(", ")
+
+
+def test_a_key_is_compared_as_its_index_compares_it() -> None:
+    key = frozenset(("cents", "currency"))
+    table = replace(PURCHASE, collations={key: {"currency": '"public"."any case"'}})
+    upsert = Upsert("purchase", key=("currency", "cents"))
+    distinct = '"currency" COLLATE "public"."any case", "cents"::numeric(12,2)'
+    statement = upsert.statement(table, {**EVENTS, "cents": "double precision"})
+    assert f"SELECT DISTINCT ON ({distinct}) " in statement
+    assert f"ORDER BY {distinct}, fresh_event.message_id DESC" in statement
+    assert "COLLATE" not in Upsert("purchase").statement(table, EVENTS)
 
 
 def test_an_array_is_cast_to_what_the_table_has() -> None:
@@ -90,8 +104,8 @@ def test_the_message_id_is_written_where_the_table_has_a_column_for_it() -> None
     )
     assert Upsert("t").statement(table, {"n": "bigint"}) == (
         'INSERT INTO t AS target ("message_id", "n")\n'
-        'SELECT DISTINCT ON ("message_id") "message_id"::uuid AS "message_id", "n"\n'
-        'FROM fresh_event ORDER BY "message_id", fresh_event.message_id DESC\n'
+        'SELECT DISTINCT ON ("message_id"::uuid) "message_id"::uuid AS "message_id", "n"\n'
+        'FROM fresh_event ORDER BY "message_id"::uuid, fresh_event.message_id DESC\n'
         'ON CONFLICT ("message_id") DO UPDATE SET "n" = excluded."n"'
     )
     free = UpsertTarget("t", (column("n"), column("message_id", "text", is_text=True)), (("n",),), ("n",))
