@@ -161,7 +161,10 @@ class Upsert:
         values = [_value(one, types.get(one.name, "text"), compared=one.name in compared) for one in columns]
         by_name = {one.name: one for one in columns}
         collations = target.collations.get(frozenset(key), {})
-        distinct = ", ".join(_in_key(by_name[one], types.get(one, "text"), collations.get(one)) for one in key)
+        in_key = [_in_key(by_name[one], types.get(one, "text"), collations.get(one)) for one in key]
+        if frozenset(key) in target.nulls_differ:  # to DISTINCT, nulls are alike
+            in_key.append(f"CASE WHEN num_nulls({', '.join(in_key)}) > 0 THEN {FRESH_EVENT}.{MESSAGE_ID} END")
+        distinct = ", ".join(in_key)
         order = [distinct, f"{FRESH_EVENT}.{MESSAGE_ID} DESC"]
         if self.only_if_newer is not None:
             order.insert(1, f"{_quoted(self.only_if_newer)} DESC NULLS LAST")

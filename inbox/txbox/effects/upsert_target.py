@@ -45,6 +45,7 @@ class UpsertTarget:
     primary_key: tuple[str, ...] | None  # if it is among them
     collations: Mapping[frozenset[str], Mapping[str, str]] = field(default_factory=dict)
     """Of a key, by its columns: the collation, for SQL, of each one whose texts may be equal and not the same."""
+    nulls_differ: frozenset[frozenset[str]] = frozenset()  # keys in which a null is possible, and like no other
 
 
 def read_target(connection: Connection, table: str) -> UpsertTarget:
@@ -82,12 +83,15 @@ def read_target(connection: Connection, table: str) -> UpsertTarget:
     columns = tuple(TargetColumn(*row) for row in run(connection, sql.read_columns, values))
     keys: dict[tuple[str, ...], bool] = {}
     collations: dict[frozenset[str], dict[str, str]] = {}
-    for of, collated, is_primary in run(connection, sql.read_keys, values):
+    nulls_differ = set()
+    for of, collated, of_nulls, is_primary in run(connection, sql.read_keys, values):
         keys.setdefault(tuple(of), is_primary)
+        if of_nulls:
+            nulls_differ.add(frozenset(of))
         # ON CONFLICT takes all keys of these columns at once.
         collations.setdefault(frozenset(of), {}).update({one: by for one, by in zip(of, collated, strict=True) if by})
     primary = next((of for of, is_primary in keys.items() if is_primary), None)
-    return UpsertTarget(name, columns, tuple(keys), primary, collations)
+    return UpsertTarget(name, columns, tuple(keys), primary, collations, frozenset(nulls_differ))
 
 
 _TABLES = ("r", "p")

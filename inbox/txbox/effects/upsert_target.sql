@@ -29,9 +29,10 @@ ORDER BY attnum
 
 -- name: read_keys
 -- The columns of each unique key that ON CONFLICT can take: on columns alone, of all rows, checked at once; with the
--- collation, for SQL, of each one whose texts may be equal and not the same. The primary key comes first.
+-- collation, for SQL, of each one whose texts may be equal and not the same, and whether a null in one is like no other
+-- (indnullsnotdistinct is from PostgreSQL 15 on). The primary key comes first.
 -- parameters: table_oid bigint
--- returns: columns, collations, is_primary
+-- returns: columns, collations, nulls_differ, is_primary
 SELECT ARRAY(
     SELECT attname::text FROM unnest(indkey::int2[]) WITH ORDINALITY AS part (attnum, place)
     JOIN pg_attribute AS attribute ON attrelid = indrelid AND attribute.attnum = part.attnum
@@ -42,6 +43,10 @@ SELECT ARRAY(
     LEFT JOIN pg_collation AS collated ON collated.oid = collation_oid AND NOT collisdeterministic
     LEFT JOIN pg_namespace AS namespace ON namespace.oid = collnamespace
     ORDER BY place
+  ), coalesce(to_jsonb(pg_index) ->> 'indnullsnotdistinct', 'false') = 'false' AND EXISTS (
+    SELECT FROM unnest(indkey::int2[]) WITH ORDINALITY AS part (attnum, place)
+    JOIN pg_attribute AS attribute ON attrelid = indrelid AND attribute.attnum = part.attnum
+    WHERE place <= indnkeyatts AND NOT attnotnull
   ), indisprimary
 FROM pg_index JOIN pg_class AS class ON class.oid = indexrelid
 WHERE indrelid = %(table_oid)s::bigint AND indisunique AND indisvalid AND indimmediate AND NOT indisexclusion

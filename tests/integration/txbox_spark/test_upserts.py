@@ -252,6 +252,8 @@ def test_a_key_is_compared_as_its_own_index_compares_it(spark: SparkSession, boo
 def test_a_null_in_a_key_is_like_no_other_unless_the_key_says_so(
     spark: SparkSession, books: Books, schema_url: str, kept: int, also: str
 ) -> None:
+    if also and books.rows("SHOW server_version_num") < [("150000",)]:
+        pytest.skip("before PostgreSQL 15, nulls in a key always differ")
     books.run(f"CREATE TABLE kept (code text, shop int NOT NULL, n int, UNIQUE {also}(code, shop))")
     rows = [("e-1", None, 1, 1), ("e-2", None, 1, 2), ("e-3", None, 2, 3), ("e-4", None, 2, 4), ("e-5", "a", 1, 5)]
     events = spark.createDataFrame([*rows, ("e-6", "a", 1, 6)], "event_id string, code string, shop int, n int")
