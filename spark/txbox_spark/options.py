@@ -81,7 +81,8 @@ class LoadOptions(TypedDict, total=False):
         max_rejected: how many rows may be rejected, as a number or as ``"2.5%"`` of all; more of them end the load.
             What the rows alone tell is counted before the first event is applied. None, the default: any number.
         keep: which of several rows with one id is taken: "latest:COLUMN", "earliest:COLUMN", by a number, a date or a
-            time, to its last digit, nulls last; or "any", the default. How many ids have rows that differ is in the report.
+            time, to its last digit, nulls last; or "any", the default. How many ids have rows that differ is in the
+            report.
     """
 
     url: Required[str | URL]

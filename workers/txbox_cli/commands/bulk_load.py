@@ -153,8 +153,9 @@ def bulk_load(
     statement. It is the way to see what --upsert-into writes.
 
     --upsert-into writes the statement: columns are matched by name, and cast to the table's types. An event is a whole
-    row: a field that it lacks, and another event has, is written as null. Events come in no order, so of those with the same key the newest wins by --only-if newer:COLUMN; without it, the one that is merged
-    last, which may be any of them.
+    row: a field that it lacks, and another event has, is written as null. Events come in no order, so of those with
+    the same key the newest wins by --only-if newer:COLUMN; without it, the one that is merged last, which may be any
+    of them.
 
     Events that were sent before the subscriber's horizon, by --sent-at or by the time in their ids (UUIDs of version
     7), may have been processed and forgotten: they are counted as expired, and not applied. With --apply-expired they
