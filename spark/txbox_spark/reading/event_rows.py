@@ -17,9 +17,10 @@ from txbox_spark.reading.columns import (
     refuse_duplicate_columns,
 )
 from txbox_spark.reading.fields import field_columns
+from txbox_spark.reading.identity import message_identity
 from txbox_spark.reading.row_order import ANY, ROW_ORDER, row_order
 from txbox_spark.rejects.remarks import VALUE_CHARACTERS
-from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql, types
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 __all__ = ["GIVEN_ID", "MESSAGE_ID", "REJECTED", "PreparedEvents", "prepare"]
 
@@ -72,7 +73,7 @@ def prepare(
     malformed = CORRUPT_RECORD in frame.columns
     source = frame.drop(CORRUPT_RECORD) if malformed else frame
     refuse_duplicate_columns(source)
-    identity, plain = _identity(source, message_id)
+    identity, plain = message_identity(source, message_id)
     if plain in declared:
         plain = None  # it arrives as text, and as what is declared beside it
     kept = source
@@ -130,57 +131,6 @@ def prepare(
         columns=columns,
         order=None if order is None else order.column,
     )
-
-
-def _identity(frame: DataFrame, message_id: str) -> tuple[Column, str | None]:
-    """Return the id's expression, and the name of the column that is the id as it is."""
-    from pyspark.errors import AnalysisException, ParseException
-
-    identity = sql.col(quoted(message_id)) if message_id in frame.columns else sql.expr(message_id)
-    try:
-        # With the other columns, as it is going to be used: beside them, an aggregate is an error.
-        type_ = frame.select(identity, "*").schema.fields[0].dataType
-    except (AnalysisException, ParseException) as error:
-        what = str(error).splitlines()[0]
-        raise InvalidConfiguration(
-            f"message_id {message_id!r} is neither a column of the events ({', '.join(frame.columns[:20])}) "
-            f"nor an expression over them: {what}"
-        ) from error
-    allowed = (types.StringType, types.IntegralType, types.DecimalType, types.DateType)
-    if not isinstance(type_, allowed):
-        raise InvalidConfiguration(
-            f"message_id {message_id!r} is of type {type_.simpleString()}; an id is text or a whole number, as the "
-            "live workers record it: cast it"
-        )
-    _refuse_other_ids_each_time(frame, identity, message_id)
-    _refuse_the_same_id_for_all(frame, identity, message_id)
-    return identity, message_id if message_id in frame.columns and isinstance(type_, types.StringType) else None
-
-
-def _refuse_other_ids_each_time(frame: DataFrame, identity: Column, message_id: str) -> None:
-    """Refuse uuid(), rand(), monotonically_increasing_id() and the like: events are read more than once."""
-    from pyspark.errors import AnalysisException
-
-    # Spark refuses what is not deterministic in the condition of a join; nothing is run.
-    empty = frame.sparkSession.range(0).toDF("txbox_empty")
-    try:
-        frame.join(empty, identity.isNull())
-    except AnalysisException as error:
-        raise InvalidConfiguration(
-            f"message_id {message_id!r} may be another one each time that it is asked for; an id must be the same when "
-            "the event is read again (in place of input_file_name(), take _metadata.file_path)"
-        ) from error
-
-
-def _refuse_the_same_id_for_all(frame: DataFrame, identity: Column, message_id: str) -> None:
-    """Refuse 'x', current_date() and the like, in the expression or in the column: one event would be all there is."""
-    plan: Any = frame.select(identity)._jdf.queryExecution().optimizedPlan()  # noqa: SLF001
-    rows = plan.maxRows()
-    if plan.nodeName() == "Project" and plan.references().isEmpty() and (rows.isEmpty() or rows.get() > 1):
-        raise InvalidConfiguration(
-            f"message_id {message_id!r} is the same for every event, so that all but one would be duplicates; name a "
-            "column that tells events apart, or an expression over such columns"
-        )
 
 
 def _file(frame: DataFrame) -> Column:

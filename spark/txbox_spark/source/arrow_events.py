@@ -10,6 +10,7 @@ from txbox.effects import Field
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, column_type, refuse_names
 from txbox_spark.reading.event_rows import REJECTED
+from txbox_spark.reading.identity import refuse_type
 from txbox_spark.rejects.remarks import VALUE_CHARACTERS
 from txbox_spark.runtime.lazy_imports import DataType, StructType, compute, pyarrow, types
 from txbox_spark.source.arrow_text import as_json, literal
@@ -96,7 +97,7 @@ class ArrowEvents:
         return pyarrow.RecordBatch.from_arrays([valid, rejected, *values], names=names)
 
     def _identity(self, array: "pyarrow.Array") -> "pyarrow.StringArray":
-        if isinstance(self.source[self.message_id].dataType, types.DecimalType):
+        if isinstance(self.source[self.message_id].dataType, types.DecimalType):  # Arrow writes large ones as 1E+20
             digits = [None if one is None else format(one, "f") for one in array.to_pylist()]
             return pyarrow.array(digits, pyarrow.string())
         return array.cast(pyarrow.string())
@@ -190,11 +191,7 @@ def _plain_id(source: StructType, message_id: str, declared: Mapping[str, str]) 
             "events.withColumn('event_id', expr(…)), and option('message_id', 'event_id')"
         )
     type_ = source[message_id].dataType
-    if not isinstance(type_, types.StringType | types.IntegralType | types.DecimalType | types.DateType):
-        raise InvalidConfiguration(
-            f"message_id {message_id!r} is of type {type_.simpleString()}; an id is text or a whole number, as the "
-            "live workers record it: cast it"
-        )
+    refuse_type(message_id, type_)
     return isinstance(type_, types.StringType) and message_id not in declared
 
 

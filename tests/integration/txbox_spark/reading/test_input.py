@@ -135,7 +135,7 @@ def test_ids_made_from_columns(spark: SparkSession) -> None:
         ("number", ["10", "9", "-1"]),
         ("concat('tenant-', number, '/', `a.b`)", ["tenant-10/x", "tenant-9/x", "tenant--1/x"]),
         ("a_date", ["2026-01-01", "2026-01-02", "9999-12-31"]),
-        ("amount", ["12.00", "9.99", "-0.10"]),
+        ("CAST(amount AS string)", ["12.00", "9.99", "-0.10"]),
         ("nested.id", ["n10", "n9", "n-1"]),
         ("NAME", ["a", "b", "c"]),
     ):
@@ -146,7 +146,7 @@ def test_ids_made_from_columns(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("message_id", "said"),
     [
-        ("CAST(number AS double)", "is of type double; an id is text or a whole number"),
+        ("CAST(number AS double)", "is of type double, in which the id 1 may become 1.0; an id is text or a whole"),
         ("array(number)", "is of type array<int>; an id is text"),
         ("true", "is of type boolean"),
         ("evnt_id", r"message_id 'evnt_id' is neither a column of the events \(event_id, number\) nor an expression"),
