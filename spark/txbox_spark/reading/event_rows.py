@@ -98,7 +98,7 @@ def prepare(
     beside = [one for one in sent_columns if one.column.name != plain]
     # In steps, so that what is sent is computed once, and the reason is too; Spark keeps them apart.
     sent = nested.select("*", *[one.value.alias(one.column.staged_as) for one in beside])
-    checked = sent.select("*", _reason(beside).alias(_REASON))
+    checked = sent.select("*", _reason(beside, of_csv=_is_of_csv(frame)).alias(_REASON))
     reason = sql.col(_REASON)
     rejected = sql.when(
         reason.isNotNull(),
@@ -146,7 +146,13 @@ def _kept(text: Column) -> Column:
     return sql.replace(sql.make_valid_utf8(text), sql.lit("\0"), sql.lit(r"\u0000"))
 
 
-def _reason(columns: Sequence[SentColumn]) -> Column:
+def _is_of_csv(frame: DataFrame) -> bool:
+    """Whether some of the rows are from files of CSV."""
+    leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001
+    return any(str(leaves.apply(number)).rstrip().endswith("] csv") for number in range(leaves.size()))
+
+
+def _reason(columns: Sequence[SentColumn], *, of_csv: bool) -> Column:
     """Return Spark's expression for why a row cannot be loaded, with the column and its value; null if it can."""
 
     def because(cause: Column | str, column: str | None = None, value: Column | None = None) -> Column:
@@ -174,6 +180,8 @@ def _reason(columns: Sequence[SentColumn]) -> Column:
         )
         .when(sql.contains(identity, sql.lit("\0")), because("NUL character in the message id"))
     )
+    if of_csv:  # Spark reads CR LF as LF; and where lines end in more than one way, two of them may be one field
+        reason = reason.when(sql.rlike(identity, sql.lit(r"[\r\n]")), because("line break in a message id of CSV"))
     for one in columns:
         name = one.column.name
         if one.not_utf8 is not None:

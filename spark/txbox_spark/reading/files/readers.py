@@ -1,5 +1,6 @@
 """How each format is read: with Spark's own reader where the files' bytes are text, and otherwise by their bytes."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -33,9 +34,10 @@ from txbox_spark.reading.files.encodings import (
 )
 from txbox_spark.reading.files.file_listing import CHOOSING_FILES, described, listing
 from txbox_spark.reading.files.folder_columns import FILES_ALONE, folder_columns, json_keys_among, refuse_in_both
+from txbox_spark.reading.files.json_numbers import exact_columns
 from txbox_spark.reading.files.json_values import has_more, refuse_more
 from txbox_spark.runtime.jobs import changed_settings
-from txbox_spark.runtime.lazy_imports import DataFrame, DataType, SparkSession, StructType, spark_errors, sql, types
+from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType, spark_errors, sql, types
 
 __all__ = ["CORRUPT_OPTION", "CORRUPT_RECORD", "read"]
 
@@ -95,6 +97,8 @@ def _read_csv(
     load = partial(_load, spark, "csv", paths)
     lines = _lines(spark, paths, given)
     folders = folder_columns(lines)
+    if not charset.is_wide and not _is_on(given, "multiLine"):
+        _refuse_nul(lines)
     if charset.is_wide:
         as_bytes, has_quote = False, True
         given = {**given, "encoding": charset.name}
@@ -129,6 +133,16 @@ def _read_csv(
         if charset.is_wide:
             frame = without_replaced(frame, charset, folders)
     return checked_records(_read_whole(frame), decimals)
+
+
+def _refuse_nul(lines: DataFrame) -> None:
+    """Raise ``SourceError`` for a NUL: line by line, Spark takes those at the ends for blanks, and two ids are one."""
+    found = lines.where(sql.contains(LINE, sql.lit("\0"))).select("_metadata.file_path").head()
+    if found is not None:
+        raise SourceError(
+            f"{found[0]} holds a NUL character, which Spark may drop with multiLine=false; leave multiLine out, so "
+            "that such rows are rejected, or remove it"
+        )
 
 
 def _refuse_unclosed(
@@ -175,11 +189,14 @@ def _read_json(
     if as_usual or whole:
         given = {**given, "encoding": charset.name} if whole and not charset.is_utf8 else given
         load = partial(_load, spark, "json", paths)
-        found = _inferred(lambda options: load(options, None).schema, given) if columns is None else columns
-        frame = load(given, _with_corrupt_record(found))
+        if columns is None:
+            columns = exact_columns(lambda options: load(options, None).schema, partial(load, given), given)
+        frame = load(given, _with_corrupt_record(columns))
         return _read_whole(checked_documents(frame, lines, charset) if whole else frame)
     if columns is None:
-        columns = _inferred(lambda options: json_columns(lines, charset, options), given)
+        columns = exact_columns(
+            lambda options: json_columns(lines, charset, options), partial(json_records, lines, charset, given), given
+        )
     return _read_whole(json_records(lines, charset, given, _with_corrupt_record(columns)))
 
 
@@ -190,47 +207,6 @@ def _with_corrupt_record(columns: StructType) -> StructType:
             "no line can be read, so there are no columns; see that the format is right, or give a schema"
         )
     return types.StructType([*kept, types.StructField(CORRUPT_RECORD, types.StringType())])
-
-
-def _inferred(columns: Callable[[Mapping[str, str]], StructType], given: Mapping[str, str]) -> StructType:
-    """Find the columns of JSON, with decimals in place of floating-point numbers.
-
-    Spark's ``prefersDecimal`` turns quoted digits into decimals, too, which would make 7 of the id "007". So it counts
-    only for what is floating-point without it.
-    """
-    plain = columns(given)
-    if not _has_floats(plain):
-        return plain
-    return cast("StructType", _without_floats(plain, columns({**given, "prefersDecimal": "true"})))
-
-
-def _has_floats(type_: DataType) -> bool:
-    match type_:
-        case types.StructType():
-            return any(_has_floats(field.dataType) for field in type_.fields)
-        case types.ArrayType():
-            return _has_floats(type_.elementType)
-    return isinstance(type_, types.DoubleType)
-
-
-def _without_floats(plain: DataType, decimals: DataType) -> DataType:
-    """Replace each floating-point type by what the other type has in its place."""
-    match plain, decimals:
-        case types.StructType(), types.StructType():
-            others = {field.name: field.dataType for field in decimals.fields}
-            return types.StructType(
-                [
-                    types.StructField(
-                        field.name, _without_floats(field.dataType, others.get(field.name, field.dataType))
-                    )
-                    for field in plain.fields
-                ]
-            )
-        case types.ArrayType(), types.ArrayType():
-            return types.ArrayType(_without_floats(plain.elementType, decimals.elementType))
-        case types.DoubleType(), types.DecimalType():
-            return decimals
-    return plain
 
 
 def _load(
@@ -287,8 +263,8 @@ _DEFAULTS: Mapping[str, Mapping[str, str]] = {
         # Across lines, a quote that is never closed would end at the next field's, and the events between be its text.
         "unescapedQuoteHandling": "RAISE_ERROR",
         "emptyValue": "",
-        # Spark cannot tell an empty field from an empty text, unless null is a text; so one that Postgres cannot hold.
-        "nullValue": "\0null\0",
+        # Spark cannot tell an empty field from an empty text, unless null is a text; so one that is in no file.
+        "nullValue": f"\0{secrets.token_hex(16)}\0",
     },
 }
 _FOLDERS_AS_TEXT = {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}

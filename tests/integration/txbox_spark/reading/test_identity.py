@@ -1,5 +1,6 @@
 """Ids that would be others when the events are read again: judged by the plan that makes them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from txbox import InvalidConfiguration
+from txbox_spark import read_events
 from txbox_spark.reading.event_rows import prepare
 
 CHANGING: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -107,3 +109,36 @@ def test_fractions_are_no_ids(events: DataFrame, type_: str) -> None:
 def test_whole_decimals_are_ids(events: DataFrame) -> None:
     whole = events.withColumn("id", sql.col("number").cast("decimal(38,0)"))
     assert sorted(row[0] for row in prepare(whole, "id").ids.collect()) == list("01234567")
+
+
+def test_a_fraction_among_ids_of_json_changes_none(spark: SparkSession, write: Callable[..., str]) -> None:
+    path = write("events.jsonl", '{"id": 1}\n{"id": 2}\n{"id": 1.5}\n')
+    with pytest.raises(InvalidConfiguration, match="'id' is of type decimal"):
+        prepare(read_events(spark, [path]), "id")
+    ids = prepare(read_events(spark, [path], schema="id string"), "id").ids.collect()
+    assert sorted(row[0] for row in ids) == ["1", "1.5", "2"]
+
+
+@pytest.mark.parametrize("message_id", ["id", "concat('order-', id)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id\r\na\r\nb\nc\r\nd\r\n",  # two lines, the first of which ends otherwise than that of the header
+        'id\r\na\r\n"b\r\nc"\r\n"b\nc"\r\nd\r\n',  # two ids, which Spark reads alike
+        'id\na\n"b\rc"\nd\n"\u00e9\n"\n',
+    ],
+)
+def test_ids_of_csv_hold_no_line_break(
+    spark: SparkSession, write: Callable[..., str], text: str, message_id: str
+) -> None:
+    encoding = None if text.isascii() else "latin1"
+    events = read_events(spark, [write("events.csv", text.encode(encoding or "utf-8"))], encoding=encoding)
+    found = prepare(events.repartition(2), message_id).checked_ids.collect()
+    assert sorted(one[-1] for one, rejected in found if rejected is None) == ["a", "d"]
+    reasons = {json.loads(rejected)["cause"] for _, rejected in found if rejected is not None}
+    assert reasons == {"line break in a message id of CSV"}
+
+
+def test_other_ids_may_hold_line_breaks(spark: SparkSession, write: Callable[..., str]) -> None:
+    events = read_events(spark, [write("events.jsonl", '{"id": "a\\r\\nb"}\n')])
+    assert [tuple(row) for row in prepare(events, "id").checked_ids.collect()] == [("a\r\nb", None)]

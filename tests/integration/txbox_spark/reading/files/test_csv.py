@@ -105,6 +105,24 @@ class TestCsv:
             ("e", "f", None),
         ]
 
+    def test_no_text_is_taken_for_null(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        path = write("events.csv", "event_id,note\na,\0null\0\n\0null\0,\nb,\0\0\n")
+        assert rows(read_events(spark, [path])) == [
+            ("a", "\0null\0", None),
+            ("\0null\0", None, None),
+            ("b", "\0\0", None),
+        ]
+
+    @pytest.mark.parametrize("text", ["event_id\n\0\na\n", 'event_id,note\nb,"\0a\0"\n'])
+    @pytest.mark.parametrize("encoding", [None, "latin1"])
+    def test_nul_is_refused_where_spark_would_drop_it(
+        self, spark: SparkSession, write: Callable[..., str], text: str, encoding: str | None
+    ) -> None:
+        path = write("events.csv", text)
+        assert "\0" in str(rows(read_events(spark, [path], encoding=encoding))).replace("\\x00", "\0")
+        with pytest.raises(SourceError, match=r"events.csv holds a NUL character.*multiLine=false.*leave multiLine out"):
+            read_events(spark, [path], encoding=encoding, options={"multiline": "false"})
+
     DECIMALS = (
         *((text, "12.50") for text in ("12.5", "+12.50", "0012.5000", "1.25e1", "1250E-2", "12.5e+0")),
         *((text, "0.00") for text in ("0", ".0", "-0", "0E-8", "0." + "0" * 50)),

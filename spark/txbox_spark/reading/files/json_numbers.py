@@ -1,0 +1,114 @@
+"""The numbers of JSON: decimals, and floating-point numbers only where that changes none of them.
+
+Spark finds one type for all numbers of a column. One that no decimal holds, because it needs more than 38 digits, makes
+floating-point numbers of the others, too: 9007199254740993 becomes 9007199254740992.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import cast
+
+from txbox_spark.reading.columns import quoted
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, StructType, sql, types
+
+
+def exact_columns(
+    found: Callable[[Mapping[str, str]], StructType],
+    load: Callable[[StructType], DataFrame],
+    given: Mapping[str, str],
+) -> StructType:
+    """Find the columns of JSON, with decimals in place of floating-point numbers.
+
+    Spark's ``prefersDecimal`` turns quoted digits into decimals, too, which would make 7 of the id "007". So it counts
+    only for what is floating-point without it.
+
+    Args:
+        found: finds the columns, with options of Spark's reader.
+        load: reads the events with columns.
+        given: options of Spark's reader.
+
+    Raises:
+        SourceError: a number would become another one, because no decimal holds another number of its column.
+    """
+    plain = found(given)
+    if not _has_floats(plain):
+        return plain
+    columns = cast("StructType", _without_floats(plain, found({**given, "prefersDecimal": "true"})))
+    rounded = [field for field in columns.fields if _has_floats(field.dataType)]
+    if rounded:
+        texts = load(types.StructType([types.StructField(one.name, _floats_as_text(one.dataType)) for one in rounded]))
+        changed = [cast("Column", _changed(one.dataType, sql.col(quoted(one.name)))) for one in rounded]
+        wrong = texts.select([sql.bool_or(one) for one in changed]).head()
+        for field, is_wrong in zip(rounded, wrong or (), strict=True):
+            if is_wrong:
+                raise SourceError(
+                    f"column {field.name} has a number that a decimal of 38 digits does not hold, and as floating-point "
+                    f"numbers others in it would change; name its type: --fields '{field.name} text', or a schema"
+                )
+    return columns
+
+
+def _has_floats(type_: DataType) -> bool:
+    match type_:
+        case types.StructType():
+            return any(_has_floats(field.dataType) for field in type_.fields)
+        case types.ArrayType():
+            return _has_floats(type_.elementType)
+    return isinstance(type_, types.DoubleType)
+
+
+def _without_floats(plain: DataType, decimals: DataType) -> DataType:
+    """Replace each floating-point type by what the other type has in its place."""
+    match plain, decimals:
+        case types.StructType(), types.StructType():
+            others = {field.name: field.dataType for field in decimals.fields}
+            return types.StructType(
+                [
+                    types.StructField(
+                        field.name, _without_floats(field.dataType, others.get(field.name, field.dataType))
+                    )
+                    for field in plain.fields
+                ]
+            )
+        case types.ArrayType(), types.ArrayType():
+            return types.ArrayType(_without_floats(plain.elementType, decimals.elementType))
+        case types.DoubleType(), types.DecimalType():
+            return decimals
+    return plain
+
+
+def _floats_as_text(type_: DataType) -> DataType:
+    match type_:
+        case types.StructType():
+            return types.StructType([types.StructField(one.name, _floats_as_text(one.dataType)) for one in type_.fields])
+        case types.ArrayType():
+            return types.ArrayType(_floats_as_text(type_.elementType))
+        case types.DoubleType():
+            return types.StringType()
+    return type_
+
+
+def _changed(type_: DataType, value: Column) -> Column | None:
+    """Whether a number in a value, which was read as text, is another one as what ``type_`` has; None: none can be."""
+    match type_:
+        case types.StructType():
+            parts = [_changed(one.dataType, value.getField(one.name)) for one in type_.fields]
+            there = [sql.coalesce(one, sql.lit(False)) for one in parts if one is not None]
+            return reduce(lambda some, more: some | more, there) if there else None
+        case types.ArrayType():
+            if _changed(type_.elementType, value) is None:
+                return None
+            return sql.exists(value, lambda one: cast("Column", _changed(type_.elementType, one)))
+        case types.DoubleType():
+            # 15 digits come back from a floating-point number as they were, if it is neither too large nor too small.
+            digits, number = _digits(value), value.try_cast("double")
+            is_other = digits != _digits(number.cast("string"))
+            at_end = (number == 0) | (sql.abs(number) == sql.lit(float("inf")))
+            return sql.rlike(value, sql.lit("^-?[0-9]")) & is_other & ((sql.length(digits) > 15) | at_end)
+    return None
+
+
+def _digits(number: Column) -> Column:
+    """Return the digits of a number, without zeros at both ends."""
+    return sql.regexp_replace(sql.regexp_replace(number, r"[eE].*$|[-.]", ""), "^0+|0+$", "")

@@ -1,0 +1,53 @@
+"""Numbers of JSON that no decimal of Spark holds: none becomes another one without a word."""
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.sources import read_events
+
+LARGE = "1" * 39
+
+
+@pytest.mark.parametrize("options", [{}, {"multiLine": "true"}, {"encoding": "latin1"}])
+@pytest.mark.parametrize(
+    ("value", "other", "where"),
+    [
+        ("9007199254740993", LARGE, "n"),
+        (LARGE, LARGE, "n"),
+        ("12345678901234567.89", "1e-300", "n"),
+        ('{"x": [{"y": 9007199254740993}]}', f'{{"x": [{{"y": {LARGE}}}]}}', "n"),
+        ("[[9007199254740993]]", f"[[{LARGE}], null]", "n"),
+    ],
+)
+def test_rows_that_would_change_each_other_are_refused(
+    spark: SparkSession, write: Callable[..., str], value: str, other: str, where: str, options: dict[str, str]
+) -> None:
+    lines = f'{{"id": "\u00e9", "n": {value}}}', f'{{"id": "b", "n": {other}}}'
+    text = f"[{lines[0]},{lines[1]}]" if "multiLine" in options else "\n".join(lines)
+    path = write("events.json", text.encode(options.get("encoding", "utf-8")))
+    with pytest.raises(SourceError, match=f"column {where} .*a decimal of 38 digits.*--fields '{where} text'"):
+        read_events(spark, [path], options=options)
+    if "{" not in value and "[" not in value:
+        kept = read_events(spark, [path], schema="id string, n string", options=options)
+        assert [row.n for row in kept.orderBy("id").collect()] == [other, value]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["1e-300", "0.05"], [1e-300, 0.05]),
+        (["1e-300", "0.30000000000000004", "1000000", "null"], [1e-300, 0.30000000000000004, 1e6, None]),
+        (["9007199254740993", "1.5"], [Decimal("9007199254740993.0"), Decimal("1.5")]),
+        (["9" * 38, "1"], [Decimal("9" * 38), Decimal(1)]),
+    ],
+)
+def test_numbers_that_keep_their_values_are_read(
+    spark: SparkSession, write: Callable[..., str], values: list[str], expected: list[Any]
+) -> None:
+    path = write("events.jsonl", "\n".join(f'{{"n": {value}}}' for value in values))
+    assert [row.n for row in read_events(spark, [path]).collect()] == expected
