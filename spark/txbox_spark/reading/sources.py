@@ -12,10 +12,12 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
   or does not fit its type to the last digit, makes the record malformed. With the option ``locale``, it is Spark that
   reads decimals, and rounds them.
 - Numbers in JSON never become floating-point numbers where a decimal can hold them, and a text in quotes stays text.
+  Where none can, and another number would change, it is an error: see ``json_numbers``.
 - Parquet files need not all have the same columns: there are those of every file.
 - The value in a folder's name, such as ``store=007``, is text, unless the schema says otherwise.
 - Folders below a path that Spark would pass over are an error, and so are files beside folders named ``store=007``.
 - A column that is both in the files and in the names of their folders is an error.
+- A NUL character in CSV is an error with ``multiLine=false``, by which Spark drops it at the ends of a field or a line.
 - More than one JSON value on a line, or in a document, is an error: see ``json_values``.
 - Bytes that are not in the files' encoding make a record of CSV, or a line of JSON, malformed, and so do escapes of
   lone surrogates in JSON: see ``encodings``.
@@ -24,8 +26,10 @@ What is not noticed:
 
 - JSON: a decimal with more digits after the point than the schema has is rounded, and in one that is in quotes every
   comma is dropped: ``"12,50"`` becomes 1250.
+- JSON in which a line is not UTF-8, or in another encoding: as text, a number with a fraction or an exponent is what Java
+  makes of it: 1.10 becomes 1.1.
 - CSV: if lines end with CR LF, a line break within quotes becomes a single LF. Lines that end otherwise than the first
-  of their file may be rejected together, as one record. Blanks behind the quote that closes a field are dropped. With
+  of their file may be rejected together, as one record. (An id with a line break is rejected: see ``event_rows``.) Blanks behind the quote that closes a field are dropped. With
   an ``unescapedQuoteHandling`` of your own, or a ``charToEscapeQuoteEscaping`` other than ``escape``, where a file ends
   within quotes, the last field of the last record is all text from its quote on.
 """

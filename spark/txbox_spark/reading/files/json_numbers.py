@@ -81,7 +81,9 @@ def _without_floats(plain: DataType, decimals: DataType) -> DataType:
 def _floats_as_text(type_: DataType) -> DataType:
     match type_:
         case types.StructType():
-            return types.StructType([types.StructField(one.name, _floats_as_text(one.dataType)) for one in type_.fields])
+            return types.StructType(
+                [types.StructField(one.name, _floats_as_text(one.dataType)) for one in type_.fields]
+            )
         case types.ArrayType():
             return types.ArrayType(_floats_as_text(type_.elementType))
         case types.DoubleType():

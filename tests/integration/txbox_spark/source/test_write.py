@@ -136,6 +136,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     ("changed", "said"),
     [
         ({"message_id": "concat(event_id, 'x')"}, "a data source cannot work an expression out, so add it as a column"),
+        ({"message_id": "price"}, r"message_id 'price' is of type decimal\(12,2\), in which the id 1 may become 1.0"),
         ({"apply": "no_such_module:apply"}, "no_such_module:apply cannot be imported"),
         ({"apply": "nowhere.sql"}, "cannot read nowhere.sql"),
         ({"apply": "SELECT 1"}, "apply does not name fresh_event"),
@@ -148,6 +149,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 def test_options_and_columns_that_cannot_work(schema_url: str, changed: dict[str, str], said: str) -> None:
     given = {"url": schema_url, "subscriber": SUBSCRIBER, "message_id": "event_id", "apply": APPLY, **changed}
     columns = StructType().add("event_id", "string").add("account_id", "integer").add("amount", "long")
+    columns = columns.add("price", "decimal(12,2)")
     with pytest.raises(InvalidConfiguration, match=said):
         TxboxSource(given).writer(columns, overwrite=False)
 

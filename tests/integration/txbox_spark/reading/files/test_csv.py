@@ -120,7 +120,9 @@ class TestCsv:
     ) -> None:
         path = write("events.csv", text)
         assert "\0" in str(rows(read_events(spark, [path], encoding=encoding))).replace("\\x00", "\0")
-        with pytest.raises(SourceError, match=r"events.csv holds a NUL character.*multiLine=false.*leave multiLine out"):
+        with pytest.raises(
+            SourceError, match=r"events.csv holds a NUL character.*multiLine=false.*leave multiLine out"
+        ):
             read_events(spark, [path], encoding=encoding, options={"multiline": "false"})
 
     DECIMALS = (
