@@ -7,7 +7,8 @@
                                             │        ├─ the caller's statements over fresh_event
                                             │        └─ counts into the ledger ── COMMIT
                               23505, 40001, 40P01, 55P03: back to the savepoint
-                                                     classes 22 and 23, of the effect: back, and ``refusals``
+                                                     classes 22 and 23, of the effect: back, and ``refusals``,
+                                                     which records nothing; then all but the refused once more
 
 To find the processed ids first, by a join, and to insert the rest sorted and without ON CONFLICT took a third of the
 time of INSERT … ON CONFLICT … RETURNING. If a live worker records one of the ids in between, that is 23505, a unique
@@ -51,7 +52,7 @@ from txbox.status.blocked_loads import run_lock
 from txbox_spark.merging.effects.effect_runner import ApplyFailed, apply_effects
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, drop_refused, insert_fresh
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan, TriedIds
-from txbox_spark.merging.refusals.effects import find_refused, is_about_events
+from txbox_spark.merging.refusals.effects import GoodEventsFailed, find_refused, is_about_events
 from txbox_spark.rejects.remarks import RejectedRow, refuse_too_many
 
 MERGE_ATTEMPTS = 10
@@ -59,6 +60,9 @@ MERGE_ATTEMPTS = 10
 
 MERGE_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=2.0)
 """The pauses between the attempts."""
+
+MOST_SEARCHES = 3
+"""How often a chunk is searched for events that its effect fails for, if others change meanwhile what it meets."""
 
 SORT_MEMORY = "128MB"
 """The work_mem of a chunk's transaction: enough to sort a million events of a usual width without the disk."""
@@ -149,6 +153,7 @@ def merge_chunk(
         raise TxboxError("the source has changed since its ids were read: begin a new run")
     raced = False
     searching = False  # the effect fails for some of the events: it is tried, to find them
+    searches = 0
     refused: dict[str, RejectedRow] = {}
     failures = 0
     while True:
@@ -167,12 +172,14 @@ def merge_chunk(
             failures += 1
             again = is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
             lost = isinstance(error, DBAPIError) and error.connection_invalidated
-            by_events = is_about_events(error) and not searching
+            fails = not searching or isinstance(error, GoodEventsFailed)
+            by_events = fails and is_about_events(error) and searches < MOST_SEARCHES
             if lost or not (again or by_events) or failures == MERGE_ATTEMPTS:
                 raise
             savepoint.rollback()
             if by_events:
                 searching = True
+                searches += 1
                 continue
             _log.info("bulk load %s, chunk %d: %s; merging again", plan.run_id, chunk, sqlstate(error))
             pause(MERGE_BACKOFF.seconds(failures))
@@ -322,6 +329,10 @@ def _merge(
         fresh -= len(left_out)
     expired = drop_expired_events(connection, plan) if fresh else NONE_EXPIRED
     fresh -= expired.events
+    if fresh and searching:
+        connection.exec_driver_sql(sql.analyze_fresh)
+        found = find_refused(connection, plan.columns, lambda connection: _lock_effect(connection, plan))
+        return _Ended(0, expired, found, time.monotonic())
     locked_at = time.monotonic()
     if fresh and raced:
         connection.exec_driver_sql(sql.create_recorded)
@@ -336,22 +347,24 @@ def _merge(
             raise
     if fresh:
         connection.exec_driver_sql(sql.analyze_fresh)
-        role, path, seen = _lock_effects(connection, plan)
-        if not seen:
-            raise ApplyFailed(
-                "another relation named fresh_event comes before the events, for the search path names pg_temp late; "
-                "rename it, or take pg_temp out of the search path"
-            )
-
-        def apply(connection: Connection) -> None:
-            apply_effects(connection, plan.apply)
-            connection.exec_driver_sql(sql.restore_settings, {"role": role, "path": path})
-
-        if searching:
-            left_out = find_refused(connection, plan.columns, apply)
-        else:
-            apply(connection)
+        _lock_effect(connection, plan)(connection)
     return _Ended(fresh, expired, left_out, locked_at)
+
+
+def _lock_effect(connection: Connection, plan: MergePlan) -> Callable[[Connection], None]:
+    """Wait until no other chunk of the subscriber applies its events; return what applies those in ``fresh_event``."""
+    role, path, seen = _lock_effects(connection, plan)
+    if not seen:
+        raise ApplyFailed(
+            "another relation named fresh_event comes before the events, for the search path names pg_temp late; "
+            "rename it, or take pg_temp out of the search path"
+        )
+
+    def apply(connection: Connection) -> None:
+        apply_effects(connection, plan.apply)
+        connection.exec_driver_sql(plan.sql.restore_settings, {"role": role, "path": path})
+
+    return apply
 
 
 def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bool]:

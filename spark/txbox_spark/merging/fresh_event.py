@@ -83,17 +83,34 @@ def hold_fresh() -> str:
 
 
 def fill_from_held(columns: Sequence[EventColumn]) -> str:
-    """Put the events from one id to another one back into ``fresh_event``, sorted."""
-    names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in _sent(columns))])
-    return (
-        f"INSERT INTO {FRESH_EVENT} ({names}) SELECT {names} FROM {HELD_EVENT} "  # noqa: S608 - quoted
-        f"WHERE {MESSAGE_ID} >= %(first_id)s AND {MESSAGE_ID} <= %(last_id)s ORDER BY {MESSAGE_ID}"
+    """Put the events with these ids into ``fresh_event``, sorted."""
+    return _fill_from_held(columns, f"{MESSAGE_ID} = ANY(%(message_ids)s)")
+
+
+def fill_good(columns: Sequence[EventColumn]) -> str:
+    """Put the events up to an id, but for the refused ones, into ``fresh_event``, sorted."""
+    # Not <> ALL: before Postgres 15 that is no hash.
+    return _fill_from_held(
+        columns, f"{MESSAGE_ID} <= %(last_id)s AND {MESSAGE_ID} NOT IN (SELECT unnest(%(refused)s::text[]))"
     )
 
 
-def keep_held() -> str:
-    """Leave only these events in the table of held ones."""
-    return f"DELETE FROM {HELD_EVENT} WHERE {MESSAGE_ID} <> ALL(%(message_ids)s)"  # noqa: S608 - names of ours
+def _fill_from_held(columns: Sequence[EventColumn], which: str) -> str:
+    names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in _sent(columns))])
+    return f"INSERT INTO {FRESH_EVENT} ({names}) SELECT {names} FROM {HELD_EVENT} WHERE {which} ORDER BY {MESSAGE_ID}"  # noqa: S608
+
+
+def held_ids() -> str:
+    """Return the ids of all held events, sorted."""
+    return f"SELECT {MESSAGE_ID} FROM {HELD_EVENT} ORDER BY {MESSAGE_ID}"  # noqa: S608 - names of ours
+
+
+def held_rows() -> str:
+    """Return the held events with these ids as JSON, sorted."""
+    return (
+        f"SELECT {MESSAGE_ID}, to_jsonb(held)::text FROM {HELD_EVENT} AS held "  # noqa: S608 - names of ours
+        f"WHERE {MESSAGE_ID} = ANY(%(message_ids)s) ORDER BY {MESSAGE_ID}"
+    )
 
 
 def drop_refused() -> str:

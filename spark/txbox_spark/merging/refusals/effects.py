@@ -1,32 +1,55 @@
-"""Events that the effect fails for, such as by a constraint of its target: found by applying ever smaller parts.
+"""Events that the effect fails for, such as by a constraint of its target: found by applying the others part by part.
 
 ::
 
     all of a chunk fails ── none ─┬─ fails, too: it is the statements
-                                  └─ half ─┬─ applied: stays for the parts that follow
-                                           └─ fails ── half ── … ── one event: refused
+                                  └─ 1, 2, 4, … events ─┬─ applied: good, and stay for the parts that follow
+                                                        └─ fails ── halves ── … ── one event: refused; the next part
+                                                                    has as many as were good before it
+
+That takes about log2(n / k) parts for each of k refused events of n, and one for each where most are refused.
+
+The search holds no locks for long. What it applies is rolled back after ``TURN_SECONDS``; then the good events are
+applied again, in one statement, and it goes on behind them. A turn takes as long as applying the good events did, if
+that is longer, so the search takes at most twice its time. No id is recorded in the inbox meanwhile.
 
 Events that were refused are tried once more with all others applied, as long as that helps: one may need what another
 one makes, such as the row that its foreign key is of.
 
-What is applied on the way is rolled back by the caller, and the chunk is merged again without the refused events. So
-the one that is merged is the statement over all of them, as where nothing is refused.
+What is applied on the way is rolled back, and the chunk is merged again without the refused events. So the one that is
+merged is the statement over all of them, as where nothing is refused.
+
+``fresh_event`` is emptied outside the savepoint of a part, in the turn's own: there a TRUNCATE keeps the table's file.
+In a savepoint within, each makes new files, which stay until the transaction ends.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.exc import DBAPIError
 
 from txbox.postgres.sqlstates import sqlstate
 from txbox_spark.merging.effects.effect_runner import ApplyFailed
-from txbox_spark.merging.fresh_event import FRESH_EVENT, HELD_EVENT, fill_from_held, hold_fresh, keep_held
+from txbox_spark.merging.fresh_event import FRESH_EVENT, fill_from_held, fill_good, held_ids, held_rows, hold_fresh
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.rejects.remarks import RejectedRow
 from txbox_spark.runtime.explanations import ABOUT_DATA
 
 ALL_REFUSED = 1_000
-"""So many events are refused before one is applied; then the statements are wrong, not the events."""
+"""So many events are refused before one is applied, and so many of the rest; then the statements are wrong."""
+
+TURN_SECONDS = 0.1
+"""How long the search holds locks after it has applied the events that it knows to be good, at least."""
+
+EMPTY = f"TRUNCATE {FRESH_EVENT}"
+BEGIN_PART = f"{EMPTY}; SAVEPOINT txbox_part"
+END_PART = "RELEASE SAVEPOINT txbox_part"
+UNDO_PART = "ROLLBACK TO SAVEPOINT txbox_part; RELEASE SAVEPOINT txbox_part"
+
+
+class GoodEventsFailed(ApplyFailed):
+    """The effect fails for events that it was applied for before: what it reads or changes is another one now."""
 
 
 def is_about_events(error: BaseException) -> bool:
@@ -35,69 +58,143 @@ def is_about_events(error: BaseException) -> bool:
 
 
 def find_refused(
-    connection: Connection, columns: Sequence[EventColumn], apply: Callable[[Connection], None]
+    connection: Connection,
+    columns: Sequence[EventColumn],
+    lock_effect: Callable[[Connection], Callable[[Connection], None]],
 ) -> list[RejectedRow]:
     """Find the events in ``fresh_event`` that an effect fails for.
 
     Args:
-        connection: in the chunk's transaction; what this does must be rolled back.
+        connection: in the chunk's transaction, in a savepoint that is to be rolled back.
         columns: of ``fresh_event``.
-        apply: applies what is in ``fresh_event``.
+        lock_effect: waits until nobody else applies events, and returns what applies those in ``fresh_event``.
 
     Raises:
+        GoodEventsFailed: what the effect meets has changed meanwhile; search again.
         ApplyFailed: it fails without any event, or no event can be applied.
         sqlalchemy.exc.DBAPIError, TxboxError: the effect fails for another reason.
     """
     connection.exec_driver_sql(hold_fresh())
-    connection.exec_driver_sql(f"TRUNCATE {FRESH_EVENT}")
-    apply(connection)
-    tried = -1
-    causes: dict[str, str] = {}
-    while tried != len(causes):
-        ids = connection.exec_driver_sql(f"SELECT message_id FROM {HELD_EVENT} ORDER BY message_id")  # noqa: S608
-        found = list(ids.scalars())
-        tried = len(found)
-        causes = _try(connection, columns, apply, found)
-        connection.exec_driver_sql(keep_held(), {"message_ids": list(causes)})
-    return _rows(connection, causes)
+    connection.exec_driver_sql(EMPTY)
+    ids = list(connection.exec_driver_sql(held_ids()).scalars())
+    search = _Search(connection, columns, lock_effect)
+    search.apply_none()
+    search.try_each(ids)
+    while len(search.refused) < len(ids):
+        ids = list(search.refused)
+        search.try_each(ids)
+    search.end_turn()
+    rows = connection.exec_driver_sql(held_rows(), {"message_ids": ids})
+    return [
+        RejectedRow(f"refused by the effect: {search.refused[message_id]}", message_id=message_id, event=event)
+        for message_id, event in rows
+    ]
 
 
-def _try(
-    connection: Connection, columns: Sequence[EventColumn], apply: Callable[[Connection], None], ids: list[str]
-) -> dict[str, str]:
-    """Apply events, which are sorted by id, and return why the refused ones are."""
-    causes: dict[str, str] = {}
-    applied = 0
-    parts = [ids] if ids else []
-    while parts:
-        part = parts.pop()
-        savepoint = connection.begin_nested()
+class _Search:
+    """The events that are known to be good, and the others."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        columns: Sequence[EventColumn],
+        lock_effect: Callable[[Connection], Callable[[Connection], None]],
+    ) -> None:
+        self.refused: dict[str, str] = {}  # by id, sorted: why
+        self._last_good = ""  # up to this id all are good that are not refused
+        self._connection = connection
+        self._fill, self._fill_good = fill_from_held(columns), fill_good(columns)
+        self._lock_effect = lock_effect
+        self._turn: NestedTransaction | None = None
+        self._ends_at = 0.0
+
+    def apply_none(self) -> None:
+        """Raise unless the effect can be applied where there is no event."""
+        self._begin_turn()
+        self._apply(self._connection)
+        self.end_turn()
+
+    def try_each(self, ids: Sequence[str]) -> None:
+        """Apply events, sorted by id, after the good ones, and tell the good ones from the refused."""
+        at, size = 0, 1
+        while at < len(ids):
+            began, end = at, min(at + size, len(ids))
+            why = self._try(ids[at:end])
+            if why is None:
+                at, size = end, 2 * size
+                continue
+            while end - at > 1:
+                middle = (at + end) // 2
+                if (of_half := self._try(ids[at:middle])) is None:
+                    at, why = middle, None  # the other half fails, most likely
+                else:
+                    end, why = middle, of_half
+            size = max(1, at - began)
+            if why is None:
+                why = self._try(ids[at:end])
+            if why is not None:
+                self.refused[ids[at]] = why
+                if not self._last_good and len(self.refused) == ALL_REFUSED:
+                    self._require_good(ids[end:])
+            at = end
+
+    def end_turn(self) -> None:
+        """Release the locks."""
+        if self._turn is not None:
+            self._turn.rollback()
+            self._turn = None
+
+    def _try(self, ids: Sequence[str]) -> str | None:
+        """Apply events after the good ones; return why that fails, or None: they are good, too."""
+        if self._turn is None or time.monotonic() > self._ends_at:
+            self.end_turn()
+            self._begin_turn()
+        if (error := self._applied(ids)) is not None:
+            self._connection.exec_driver_sql(UNDO_PART)
+            return str(error.why if isinstance(error, ApplyFailed) else error)
+        self._connection.exec_driver_sql(END_PART)
+        self._last_good = max(self._last_good, ids[-1])
+        for message_id in ids:
+            self.refused.pop(message_id, None)
+        return None
+
+    def _applied(self, ids: Sequence[str]) -> ApplyFailed | DBAPIError | None:
+        """Apply events in a savepoint, which stays; return the error if it is about them."""
+        self._connection.exec_driver_sql(BEGIN_PART)
         try:
-            connection.exec_driver_sql(f"TRUNCATE {FRESH_EVENT}")
-            connection.exec_driver_sql(fill_from_held(columns), {"first_id": part[0], "last_id": part[-1]})
-            apply(connection)
+            self._connection.exec_driver_sql(self._fill, {"message_ids": list(ids)})
+            self._apply(self._connection)
         except (DBAPIError, ApplyFailed) as error:
             if not is_about_events(error):
                 raise
-            savepoint.rollback()
-            if len(part) > 1:
-                parts += [part[len(part) // 2 :], part[: len(part) // 2]]
-                continue
-            causes[part[0]] = str(error.why if isinstance(error, ApplyFailed) else error)
-            if len(causes) >= ALL_REFUSED and not applied:
+            return error
+        return None
+
+    def _begin_turn(self) -> None:
+        """Apply the good events."""
+        self._turn = self._connection.begin_nested()
+        self._apply = self._lock_effect(self._connection)
+        began_at = time.monotonic()
+        if self._last_good:
+            self._connection.exec_driver_sql(EMPTY)
+            good = {"last_id": self._last_good, "refused": list(self.refused)}
+            self._connection.exec_driver_sql(self._fill_good, good)
+            try:
+                self._apply(self._connection)
+            except ApplyFailed as error:
+                if is_about_events(error):
+                    raise GoodEventsFailed(error.why) from error
                 raise
-        else:
-            savepoint.commit()
-            applied += len(part)
-    return causes
+        now = time.monotonic()
+        self._ends_at = now + max(TURN_SECONDS, now - began_at)
 
-
-def _rows(connection: Connection, causes: dict[str, str]) -> list[RejectedRow]:
-    """Return the events that are left, which are the refused ones."""
-    found = connection.exec_driver_sql(
-        f"SELECT message_id, to_jsonb(held)::text FROM {HELD_EVENT} AS held ORDER BY message_id"  # noqa: S608
-    )
-    return [
-        RejectedRow(f"refused by the effect: {causes[message_id]}", message_id=message_id, event=event)
-        for message_id, event in found
-    ]
+    def _require_good(self, ids: Sequence[str]) -> None:
+        """Raise unless the effect can be applied for one of these events, or of a thousand of them if they are more."""
+        error: ApplyFailed | DBAPIError | None = None
+        for message_id in ids[:: len(ids) // ALL_REFUSED + 1]:
+            error = self._applied([message_id])
+            self._connection.exec_driver_sql(UNDO_PART)
+            if error is None:
+                return
+        if error is not None:
+            raise error
