@@ -19,8 +19,9 @@ one makes, such as the row that its foreign key is of.
 What is applied on the way is rolled back, and the chunk is merged again without the refused events. So the one that is
 merged is the statement over all of them, as where nothing is refused.
 
-``fresh_event`` is emptied outside the savepoint of a part, in the turn's own: there a TRUNCATE keeps the table's file.
-In a savepoint within, each makes new files, which stay until the transaction ends.
+A part that was applied keeps its savepoint, and the next one's is within it. If it were released, whoever waits for one
+of its rows would wait until the transaction ends, not the turn. ``fresh_event`` is truncated seldom: in a savepoint a
+TRUNCATE makes new files and new rows of the catalog, which every later statement has to read past.
 """
 
 import time
@@ -42,9 +43,15 @@ ALL_REFUSED = 1_000
 TURN_SECONDS = 0.1
 """How long the search holds locks after it has applied the events that it knows to be good, at least."""
 
+TURN_PARTS = 200
+"""How many parts a turn applies: each stays in a savepoint of its own, within the one before it."""
+
+MOST_DEAD = 1_000
+"""How many rows are deleted from ``fresh_event``, or rolled back, before it is truncated."""
+
 EMPTY = f"TRUNCATE {FRESH_EVENT}"
-BEGIN_PART = f"{EMPTY}; SAVEPOINT txbox_part"
-END_PART = "RELEASE SAVEPOINT txbox_part"
+DELETE = f"DELETE FROM {FRESH_EVENT}"  # noqa: S608 - a name of ours
+BEGIN_PART = "SAVEPOINT txbox_part"
 UNDO_PART = "ROLLBACK TO SAVEPOINT txbox_part; RELEASE SAVEPOINT txbox_part"
 
 
@@ -107,6 +114,8 @@ class _Search:
         self._lock_effect = lock_effect
         self._turn: NestedTransaction | None = None
         self._ends_at = 0.0
+        self._dead = 0  # rows that ``fresh_event`` had since it was truncated, about
+        self._parts = 0  # of this turn, applied and not rolled back
 
     def apply_none(self) -> None:
         """Raise unless the effect can be applied where there is no event."""
@@ -146,13 +155,13 @@ class _Search:
 
     def _try(self, ids: Sequence[str]) -> str | None:
         """Apply events after the good ones; return why that fails, or None: they are good, too."""
-        if self._turn is None or time.monotonic() > self._ends_at:
+        if self._turn is None or self._parts == TURN_PARTS or time.monotonic() > self._ends_at:
             self.end_turn()
             self._begin_turn()
         if (error := self._applied(ids)) is not None:
             self._connection.exec_driver_sql(UNDO_PART)
             return str(error.why if isinstance(error, ApplyFailed) else error)
-        self._connection.exec_driver_sql(END_PART)
+        self._parts += 1
         self._last_good = max(self._last_good, ids[-1])
         for message_id in ids:
             self.refused.pop(message_id, None)
@@ -160,7 +169,9 @@ class _Search:
 
     def _applied(self, ids: Sequence[str]) -> ApplyFailed | DBAPIError | None:
         """Apply events in a savepoint, which stays; return the error if it is about them."""
-        self._connection.exec_driver_sql(BEGIN_PART)
+        empty = DELETE if self._dead <= MOST_DEAD else EMPTY
+        self._dead = len(ids) + (self._dead if empty is DELETE else 0)
+        self._connection.exec_driver_sql(f"{empty}; {BEGIN_PART}")
         try:
             self._connection.exec_driver_sql(self._fill, {"message_ids": list(ids)})
             self._apply(self._connection)
@@ -175,8 +186,9 @@ class _Search:
         self._turn = self._connection.begin_nested()
         self._apply = self._lock_effect(self._connection)
         began_at = time.monotonic()
+        self._connection.exec_driver_sql(EMPTY)
+        self._dead = 0
         if self._last_good:
-            self._connection.exec_driver_sql(EMPTY)
             good = {"last_id": self._last_good, "refused": list(self.refused)}
             self._connection.exec_driver_sql(self._fill_good, good)
             try:
@@ -185,6 +197,8 @@ class _Search:
                 if is_about_events(error):
                     raise GoodEventsFailed(error.why) from error
                 raise
+            self._connection.exec_driver_sql(EMPTY)
+        self._parts = 0
         now = time.monotonic()
         self._ends_at = now + max(TURN_SECONDS, now - began_at)
 
