@@ -27,7 +27,7 @@ TRUNCATE makes new files and new rows of the catalog, which every later statemen
 import time
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import Connection, NestedTransaction
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.postgres.sqlstates import sqlstate
@@ -51,6 +51,8 @@ MOST_DEAD = 1_000
 
 EMPTY = f"TRUNCATE {FRESH_EVENT}"
 DELETE = f"DELETE FROM {FRESH_EVENT}"  # noqa: S608 - a name of ours
+BEGIN_TURN = "SAVEPOINT txbox_turn"
+END_TURN = "ROLLBACK TO SAVEPOINT txbox_turn; RELEASE SAVEPOINT txbox_turn"
 BEGIN_PART = "SAVEPOINT txbox_part"
 UNDO_PART = "ROLLBACK TO SAVEPOINT txbox_part; RELEASE SAVEPOINT txbox_part"
 
@@ -112,7 +114,7 @@ class _Search:
         self._connection = connection
         self._fill, self._fill_good = fill_from_held(columns), fill_good(columns)
         self._lock_effect = lock_effect
-        self._turn: NestedTransaction | None = None
+        self._in_turn = False
         self._ends_at = 0.0
         self._dead = 0  # rows that ``fresh_event`` had since it was truncated, about
         self._parts = 0  # of this turn, applied and not rolled back
@@ -128,39 +130,37 @@ class _Search:
         at, size = 0, 1
         while at < len(ids):
             began, end = at, min(at + size, len(ids))
-            why = self._try(ids[at:end])
-            if why is None:
+            error = self._try(ids[at:end])
+            if error is None:
                 at, size = end, 2 * size
                 continue
             while end - at > 1:
                 middle = (at + end) // 2
                 if (of_half := self._try(ids[at:middle])) is None:
-                    at, why = middle, None  # the other half fails, most likely
+                    at, error = middle, None  # the other half fails, most likely
                 else:
-                    end, why = middle, of_half
+                    end, error = middle, of_half
             size = max(1, at - began)
-            if why is None:
-                why = self._try(ids[at:end])
-            if why is not None:
-                self.refused[ids[at]] = why
+            if (error := error or self._try(ids[at:end])) is not None:
+                self.refused[ids[at]] = str(error.why if isinstance(error, ApplyFailed) else error)
                 if not self._last_good and len(self.refused) == ALL_REFUSED:
-                    self._require_good(ids[end:])
+                    self._require_good(ids[end:], error)
             at = end
 
     def end_turn(self) -> None:
         """Release the locks."""
-        if self._turn is not None:
-            self._turn.rollback()
-            self._turn = None
+        if self._in_turn:
+            self._connection.exec_driver_sql(END_TURN)
+            self._in_turn = False
 
-    def _try(self, ids: Sequence[str]) -> str | None:
-        """Apply events after the good ones; return why that fails, or None: they are good, too."""
-        if self._turn is None or self._parts == TURN_PARTS or time.monotonic() > self._ends_at:
+    def _try(self, ids: Sequence[str]) -> ApplyFailed | DBAPIError | None:
+        """Apply events after the good ones; return the error if it is about them, or None: they are good, too."""
+        if not self._in_turn or self._parts == TURN_PARTS or time.monotonic() > self._ends_at:
             self.end_turn()
             self._begin_turn()
         if (error := self._applied(ids)) is not None:
             self._connection.exec_driver_sql(UNDO_PART)
-            return str(error.why if isinstance(error, ApplyFailed) else error)
+            return error
         self._parts += 1
         self._last_good = max(self._last_good, ids[-1])
         for message_id in ids:
@@ -183,7 +183,8 @@ class _Search:
 
     def _begin_turn(self) -> None:
         """Apply the good events."""
-        self._turn = self._connection.begin_nested()
+        self._connection.exec_driver_sql(BEGIN_TURN)
+        self._in_turn = True
         self._apply = self._lock_effect(self._connection)
         began_at = time.monotonic()
         self._connection.exec_driver_sql(EMPTY)
@@ -202,13 +203,11 @@ class _Search:
         now = time.monotonic()
         self._ends_at = now + max(TURN_SECONDS, now - began_at)
 
-    def _require_good(self, ids: Sequence[str]) -> None:
-        """Raise unless the effect can be applied for one of these events, or of a thousand of them if they are more."""
-        error: ApplyFailed | DBAPIError | None = None
-        for message_id in ids[:: len(ids) // ALL_REFUSED + 1]:
-            error = self._applied([message_id])
+    def _require_good(self, ids: Sequence[str], error: ApplyFailed | DBAPIError) -> None:
+        """Raise the error unless one of these events can be applied; of many, as many as were refused are tried."""
+        for message_id in ids[:: -(-len(ids) // ALL_REFUSED) or 1]:
+            found = self._applied([message_id])
             self._connection.exec_driver_sql(UNDO_PART)
-            if error is None:
+            if found is None:
                 return
-        if error is not None:
-            raise error
+        raise error
