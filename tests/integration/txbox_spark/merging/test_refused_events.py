@@ -124,8 +124,9 @@ def test_nobody_waits_for_an_id_that_the_search_tries(engine: Engine, books: Boo
 def test_who_waits_for_a_row_has_it_when_the_search_has_gone_back(
     engine: Engine, books: Books, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
 ) -> None:
-    """It comes while the first good events are applied, and has the row before they are applied the next time."""
-    monkeypatch.setattr(effects, "TURN_SECONDS", 0.0, raising=False)
+    """It waits for a part that was applied, and has the row before the good events are applied the next time."""
+    monkeypatch.setattr(effects, "TURN_SECONDS", 600.0, raising=False)
+    monkeypatch.setattr(effects, "TURN_PARTS", 2, raising=False)
     waiter: list[Future[object]] = []
     change = "UPDATE account SET balance = balance + 1 WHERE account_id = 0"
 
@@ -133,16 +134,17 @@ def test_who_waits_for_a_row_has_it_when_the_search_has_gone_back(
         with engine.begin() as worker:
             worker.exec_driver_sql(change)
 
-    def apply(connection: Connection) -> None:
-        if waiter:
-            waiter[0].result(10)
-        connection.exec_driver_sql(f"{APPLY}; {change}")
-        if not waiter and alone(connection) and connection.exec_driver_sql("SELECT FROM fresh_event").rowcount:
-            waiter.append(pool.submit(wait))
-            wait_until(waiting, "a worker waits for the row")
-
     def waiting() -> bool:
         return bool(books.rows("SELECT FROM pg_stat_activity WHERE query = %s AND wait_event_type = 'Lock'", change))
+
+    def apply(connection: Connection) -> None:
+        part = connection.exec_driver_sql("SELECT number FROM fresh_event ORDER BY number").scalars().all()
+        if waiter:
+            waiter[0].result(10)
+        elif part == [1, 2]:  # e0000 is applied
+            waiter.append(pool.submit(wait))
+            wait_until(waiting, "a worker waits for the row")
+        connection.exec_driver_sql(f"{APPLY}; {change}")
 
     books.run("ALTER TABLE effect ADD CHECK (account_id <> 5)")
     assert merge(engine, books, 9, apply) == 8
