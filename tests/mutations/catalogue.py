@@ -109,9 +109,9 @@ MUTATIONS = (
     Mutation(
         "guards",
         "a COMMIT behind another statement goes unseen",
-        "inbox/txbox/postgres/guards/transaction_guard.py",
-        'for statement in bare.split(";"))',
-        "for statement in [bare])",
+        "inbox/txbox/postgres/guards/statement_scanner.py",
+        'case "end":',
+        'case "never":',
         "tests/unit/txbox/postgres/guards/test_transaction_guard.py",
     ),
     Mutation(
