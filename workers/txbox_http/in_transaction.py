@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import anyio
 from anyio.lowlevel import RunVar
-from sqlalchemy import Connection, event, select
+from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -27,12 +27,13 @@ from txbox.coroutines import AsyncInbox
 from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
+from txbox.postgres.guards.commit_guard import add_guard, remove_guard
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon, watch
 from txbox.postgres.guards.session_binds import bind_to, refuse_two_phases
-from txbox.postgres.guards.transaction_guard import ends_transaction, left_in_use, refuse_aborted
+from txbox.postgres.guards.transaction_guard import ends_transaction, is_ended, left_in_use, refuse_aborted
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_retryable
-from txbox.postgres.transactions import missing_schema
+from txbox.postgres.transactions import commits_by_itself, missing_schema
 from txbox_http.answer import Answer, headers_of, kept_headers
 from txbox_http.problems import conflict, key_reused, parked, problem_of
 from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer, until_done
@@ -45,9 +46,6 @@ BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
 
 BEGIN_THREADS = 40
 """How many requests of a ``sessionmaker`` may wait for a connection, or for another request, at once in one loop."""
-
-_NOT_ABORTED = select(1)
-"""Is refused after a statement that has failed; COMMIT is not: Postgres rolls back, and drivers say nothing."""
 
 Sessions = async_sessionmaker[Any] | sessionmaker[Any]
 
@@ -205,6 +203,7 @@ class SessionWork:
         self._is_closed = False
         self._users = ConnectionUsers()
         self._connections: list[Connection] = []
+        self._guarded: list[Connection] = []
         event.listen(self._session, "before_commit", self._refuse_commit)
         event.listen(self._session, "after_begin", self._guard)
 
@@ -277,8 +276,10 @@ class SessionWork:
             if left_in_use(session.connection()):
                 raise StatementLeftOpen
             session.flush()
-            session.execute(_NOT_ABORTED)
         self._is_ours = True
+        for connection in self._guarded:
+            if connection.in_transaction():  # or else the handler has rolled back, and has begun another one
+                remove_guard(connection)  # not in an aborted one; COMMIT rolls that back, and drivers say nothing
         session.commit()
 
     def _refuse_commit(self, session: Session) -> None:
@@ -287,14 +288,18 @@ class SessionWork:
             raise TransactionEnded
 
     def _guard(self, _session: Session, _transaction: object, connection: Connection) -> None:
-        """Watch a connection of the session, of which handlers can get hold, too. Listening again changes nothing."""
+        """Guard a connection of the session, of which handlers can get hold, too. Listening again changes nothing."""
         if connection in self._connections:  # a savepoint has begun
             return
         self._connections.append(connection)
         self._users.attach(connection)
+        watch(connection)
+        if connection.dialect.name == "postgresql" and not commits_by_itself(connection):
+            add_guard(connection)
+            self._guarded.append(connection)
+            event.listen(connection, "before_cursor_execute", self._refuse_after_end)
         event.listen(connection, "commit", self._refuse_commit_below)
         event.listen(connection, "before_cursor_execute", self._refuse_commit_as_sql)
-        watch(connection)
 
     def _refuse_commit_below(self, connection: Connection) -> None:
         if not self._is_ours:
@@ -302,9 +307,13 @@ class SessionWork:
             abandon(connection)
             raise TransactionEnded
 
-    @staticmethod
-    def _refuse_commit_as_sql(_connection: Connection, _cursor: object, statement: str, *_others: object) -> None:
-        if ends_transaction(statement):
+    def _refuse_commit_as_sql(self, _connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        if not self._is_ours and ends_transaction(statement):
+            raise TransactionEnded
+
+    def _refuse_after_end(self, connection: Connection, *_: object) -> None:
+        """Stop a statement after the end of the transaction, which asyncpg would have commit by itself."""
+        if is_ended(connection):
             raise TransactionEnded
 
 

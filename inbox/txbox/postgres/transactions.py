@@ -271,13 +271,16 @@ def valid_lock_timeout(wait_seconds: float, argument: str) -> str:
 
 def refuse_autocommit(connection: Connection) -> None:
     """Raise ``NotInTransaction`` if the connection commits every statement by itself."""
-    dbapi_connection = connection.connection.dbapi_connection
-    if is_psycopg(connection):
-        by_itself = cast(Any, connection).commits_by_itself
-    else:
-        by_itself = dbapi_connection is not None and dbapi_connection.autocommit
-    if by_itself:  # every driver for Postgres has it
+    if commits_by_itself(connection):
         raise NotInTransaction
+
+
+def commits_by_itself(connection: Connection) -> bool:
+    """Whether the connection is in autocommit mode."""
+    if is_psycopg(connection):
+        return bool(cast(Any, connection).commits_by_itself)
+    dbapi_connection = connection.connection.dbapi_connection
+    return dbapi_connection is not None and bool(dbapi_connection.autocommit)  # every driver for Postgres has it
 
 
 _MAX_WAIT_SECONDS = 3600

@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from txbox.errors import TransactionEnded
 from txbox.postgres.round_trip import Answer, PreparedLost, Statement, Step, StepFailed, run_steps
 from txbox.postgres.server import SERVER
+from txbox.postgres.sqlstates import INVALID_CURSOR_NAME, sqlstate
 
 REFUSAL = "txbox refuses this COMMIT: it commits this transaction itself"
 
@@ -126,17 +127,34 @@ def commit(connection: Connection, *steps: Step, guarded: bool = True) -> list[A
         psycopg.Error: it cannot be committed, or whether it was is unknown.
     """
     closing = [Step(CLOSE_GUARD)] if guarded else []
-    return _closing(connection, *steps, *closing, Step(COMMIT), given=len(steps))[: len(steps)]
+    try:
+        return run_steps(connection, [*steps, *closing, Step(COMMIT)])[: len(steps)]
+    except StepFailed as failure:
+        if failure.number < len(steps):
+            raise
+        if isinstance(failure.error, psycopg.errors.InvalidCursorName):
+            raise TransactionEnded from failure.error
+        raise failure.error from None
 
 
 def add_guard(connection: Connection) -> None:
-    """Guard a transaction that has begun: one round trip."""
-    _closing(connection, Step(DECLARE_GUARD))
+    """Guard a transaction that SQLAlchemy has begun, over whatever driver: one round trip."""
+    connection.exec_driver_sql(DECLARE_GUARD.text.decode())
 
 
 def remove_guard(connection: Connection) -> None:
-    """Let a transaction be committed that ``add_guard`` guards: one round trip. Raises as ``commit``."""
-    _closing(connection, Step(CLOSE_GUARD))
+    """Let a transaction be committed that ``add_guard`` or ``begin`` guards: one round trip.
+
+    Raises:
+        TransactionEnded: this is another transaction.
+        sqlalchemy.exc.DBAPIError: it is aborted, or the connection was lost.
+    """
+    try:
+        connection.exec_driver_sql(CLOSE_GUARD.text.decode())
+    except DBAPIError as error:
+        if sqlstate(error) == INVALID_CURSOR_NAME:
+            raise TransactionEnded from error
+        raise
 
 
 def is_refused_commit(error: BaseException) -> bool:
@@ -145,17 +163,6 @@ def is_refused_commit(error: BaseException) -> bool:
         isinstance(cause, psycopg.errors.InvalidTextRepresentation) and REFUSAL in str(cause)
         for cause in _causes(error)
     )
-
-
-def _closing(connection: Connection, *steps: Step, given: int = 0) -> list[Any]:
-    try:
-        return run_steps(connection, steps)
-    except StepFailed as failure:
-        if failure.number < given:
-            raise
-        if isinstance(failure.error, psycopg.errors.InvalidCursorName):
-            raise TransactionEnded from failure.error
-        raise failure.error from None
 
 
 def _begin(driver: Any) -> Statement:

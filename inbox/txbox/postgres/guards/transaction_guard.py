@@ -66,6 +66,11 @@ def refuse_aborted(connection: Connection) -> None:
             raise TransactionEnded
 
 
+def is_ended(connection: Connection) -> bool:
+    """Whether the server has answered last that no transaction is open: one that had begun was ended. Asks nobody."""
+    return _transaction_status(connection) == TransactionStatus.IDLE
+
+
 def left_in_use(connection: Connection) -> bool:
     """Whether a handler has left a statement unfinished on a connection: a stream, a copy, a pipeline.
 
@@ -139,7 +144,9 @@ _ENDS = re.compile(
 
 
 def _transaction_status(connection: Connection) -> int:
-    driver = connection.connection.driver_connection
+    driver: Any = connection.connection.driver_connection
+    if (is_in_transaction := getattr(driver, "is_in_transaction", None)) is not None:  # asyncpg's, also if aborted
+        return TransactionStatus.INTRANS if is_in_transaction() else TransactionStatus.IDLE
     # psycopg 3 makes an object for each look at ``info``; ``pgconn`` is what that object asks.
     info = getattr(driver, "pgconn", None) or getattr(driver, "info", None)
     return int(getattr(info, "transaction_status", TransactionStatus.INTRANS))
