@@ -55,9 +55,10 @@ def engine_for(url: str, style: str, **options: Any) -> Any:
     """Make the engine of a style."""
     if style.startswith("asyncpg"):
         place = make_url(url)
-        path = str(place.query["options"]).removeprefix("-csearch_path=")
+        path = str(place.query.get("options", "")).removeprefix("-csearch_path=")
         url = place.set(drivername="postgresql+asyncpg", query={}).render_as_string(hide_password=False)
-        options["connect_args"] = {"server_settings": {"search_path": path}}
+        if path:  # a pooler takes none
+            options["connect_args"] = {"server_settings": {"search_path": path}}
     return (create_async_engine if style.startswith("async") else create_engine)(url, **options)
 
 
