@@ -27,6 +27,7 @@ from txbox.coroutines import AsyncInbox
 from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
+from txbox.postgres.drivers.asyncpg_pooler import notice_pooler
 from txbox.postgres.guards.commit_guard import add_guard, remove_guard
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon, watch
 from txbox.postgres.guards.session_binds import bind_to, refuse_two_phases
@@ -150,7 +151,10 @@ class InTransaction:
 
     def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
         """Record a request; return what is known of it if it is a duplicate."""
-        bind_to(session, session.get_bind())
+        bind = session.get_bind()
+        if bind.dialect.driver == "asyncpg":
+            notice_pooler(bind.engine)
+        bind_to(session, bind)
         for _ in range(RUNS):
             if self._inbox.record(session, keyed.message_id, keyed.body, sent_at=keyed.sent_at):
                 return None

@@ -25,6 +25,7 @@ from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.exc import DisconnectionError
 
 from txbox.errors import InvalidConfiguration
+from txbox.postgres.drivers.asyncpg_pooler import refuse_names
 from txbox.postgres.drivers.greenlets import wait_for
 from txbox.postgres.drivers.own_adapters import OwnAsyncCursor, OwnCursor, own_cursors
 from txbox.postgres.server import SERVER
@@ -122,8 +123,14 @@ def refuse_other_encodings(connection: Connection) -> None:
 def note_server(connection: Connection, pid: int) -> None:
     """Compare the server that has answered a statement, by its ``pg_backend_pid()``, with the connection's own.
 
-    Another one means a pooler.
+    Another one means a pooler: psycopg prepares nothing any more.
+
+    Raises:
+        InvalidConfiguration: asyncpg keeps prepared statements, under names that other clients have there.
     """
+    if connection.dialect.driver == "asyncpg":
+        refuse_names(connection, pid)
+        return
     _compare(connection.connection.driver_connection, pid)
 
 
@@ -144,7 +151,7 @@ def _require_utf8(driver: Any) -> None:
 
 
 def _compare(driver: Any, pid: int) -> None:
-    pgconn = getattr(driver, "pgconn", None)  # other drivers than psycopg prepare nothing by themselves
+    pgconn = getattr(driver, "pgconn", None)  # psycopg's
     if pgconn is None or pgconn.backend_pid == pid:
         return
     note_pooler(driver, pid)

@@ -9,6 +9,7 @@ class ServerStatements(SqlFile, file="server.sql"):
     """The statements of ``server.sql``, which need no table of ours."""
 
     backend_pid: str
+    named_by_asyncpg: str
     sessions_at_work: str
     row_estimate: str
     lock_timeout: str

@@ -6,6 +6,12 @@
 -- returns: pid
 SELECT pg_backend_pid()
 
+-- name: named_by_asyncpg
+-- Whether this server has statements under the names that asyncpg gives them; not if a pooler gives them others.
+-- parameters: none
+-- returns: true or false
+SELECT EXISTS (SELECT FROM pg_prepared_statements WHERE strpos(name, '__asyncpg_') = 1)
+
 -- name: sessions_at_work
 -- Which of these server processes are at work for their clients. One that has been waiting for its client's next
 -- message for so many seconds is not, nor is one that has ended.
