@@ -97,4 +97,3 @@ def test_what_is_committed_or_rolled_back_behind_sqlalchemy_is_not_recorded_with
                     assert business.recorded() == set(), (how, again, headers)
         answer = client.post("/", params={"how": "SELECT 1"}, content="SELECT 1", headers={"idempotency-key": "k1"})
         assert (answer.status_code, business.applied(), business.recorded()) == (201, {"tea 1": 1}, {"k1"})
-

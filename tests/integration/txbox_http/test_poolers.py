@@ -1,4 +1,4 @@
-"""Requests over asyncpg behind a pooler in transaction mode: nobody runs another client's statement, and all succeed."""
+"""Requests over asyncpg behind a pooler in transaction mode: none runs another client's statement, and all succeed."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
