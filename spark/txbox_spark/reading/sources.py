@@ -26,10 +26,11 @@ What is not noticed:
 
 - JSON: a decimal with more digits after the point than the schema has is rounded, and in one that is in quotes every
   comma is dropped: ``"12,50"`` becomes 1250.
-- JSON in which a line is not UTF-8, or in another encoding: as text, a number with a fraction or an exponent is what Java
-  makes of it: 1.10 becomes 1.1.
+- JSON in which a line is not UTF-8, or that is in another encoding: as text, a number with a fraction or an exponent is
+  what Java makes of it, so 1.10 becomes 1.1.
 - CSV: if lines end with CR LF, a line break within quotes becomes a single LF. Lines that end otherwise than the first
-  of their file may be rejected together, as one record. (An id with a line break is rejected: see ``event_rows``.) Blanks behind the quote that closes a field are dropped. With
+  of their file may be rejected together, as one record, or be one field; an id with a line break is rejected, see
+  ``event_rows``. Blanks behind the quote that closes a field are dropped. With
   an ``unescapedQuoteHandling`` of your own, or a ``charToEscapeQuoteEscaping`` other than ``escape``, where a file ends
   within quotes, the last field of the last record is all text from its quote on.
 """

@@ -43,8 +43,8 @@ def exact_columns(
         for field, is_wrong in zip(rounded, wrong or (), strict=True):
             if is_wrong:
                 raise SourceError(
-                    f"column {field.name} has a number that a decimal of 38 digits does not hold, and as floating-point "
-                    f"numbers others in it would change; name its type: --fields '{field.name} text', or a schema"
+                    f"column {field.name} has a number that a decimal of 38 digits does not hold, and as "
+                    f"floating-point numbers others in it would change; name its type: --fields '{field.name} text', or a schema"
                 )
     return columns
 

@@ -29,7 +29,7 @@ def test_rows_that_would_change_each_other_are_refused(
     lines = f'{{"id": "\u00e9", "n": {value}}}', f'{{"id": "b", "n": {other}}}'
     text = f"[{lines[0]},{lines[1]}]" if "multiLine" in options else "\n".join(lines)
     path = write("events.json", text.encode(options.get("encoding", "utf-8")))
-    with pytest.raises(SourceError, match="column n .*a decimal of 38 digits.*--fields 'n text'"):
+    with pytest.raises(SourceError, match=r"column n .*a decimal of 38 digits.*--fields 'n text'"):
         read_events(spark, [path], options=options)
     if "{" not in value and "[" not in value:
         kept = read_events(spark, [path], schema="id string, n string", options=options)
@@ -38,7 +38,7 @@ def test_rows_that_would_change_each_other_are_refused(
 
 def test_digits_behind_the_point_count(spark: SparkSession, write: Callable[..., str]) -> None:
     path = write("events.jsonl", '{"n": 12345678901234567.89}\n{"n": 1e-300}\n')
-    with pytest.raises(SourceError, match="column n .*would change"):
+    with pytest.raises(SourceError, match=r"column n .*would change"):
         read_events(spark, [path])
 
 
