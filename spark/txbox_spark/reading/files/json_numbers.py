@@ -44,7 +44,8 @@ def exact_columns(
             if is_wrong:
                 raise SourceError(
                     f"column {field.name} has a number that a decimal of 38 digits does not hold, and as "
-                    f"floating-point numbers others in it would change; name its type: --fields '{field.name} text', or a schema"
+                    f"floating-point numbers others in it would change; name its type: "
+                    f"--fields '{field.name} text', or a schema"
                 )
     return columns
 
