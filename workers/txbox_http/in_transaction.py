@@ -14,11 +14,13 @@ import itertools
 import json
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, cast
 
 import anyio
 from anyio.lowlevel import RunVar
 from sqlalchemy import Connection, event
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -28,10 +30,12 @@ from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, Tran
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.drivers.asyncpg_pooler import notice_pooler
+from txbox.postgres.engines import note_server
 from txbox.postgres.guards.commit_guard import add_guard, remove_guard
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon, watch
 from txbox.postgres.guards.session_binds import bind_to, refuse_two_phases
 from txbox.postgres.guards.transaction_guard import ends_transaction, is_ended, left_in_use, refuse_aborted
+from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_retryable
 from txbox.postgres.transactions import commits_by_itself, missing_schema
@@ -135,6 +139,10 @@ class InTransaction:
     def _session(self) -> AsyncSession | Session:
         """Return a new session, which refuses what comes after the response: nothing would commit that."""
         session: AsyncSession | Session = self._sessions(close_resets_only=False)
+        with suppress(UnboundExecutionError):  # it has engines by class
+            bind = session.get_bind()
+            if bind.dialect.driver == "asyncpg":
+                notice_pooler(bind.engine)
         return session
 
     def _threads(self) -> anyio.CapacityLimiter:
@@ -151,10 +159,7 @@ class InTransaction:
 
     def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
         """Record a request; return what is known of it if it is a duplicate."""
-        bind = session.get_bind()
-        if bind.dialect.driver == "asyncpg":
-            notice_pooler(bind.engine)
-        bind_to(session, bind)
+        bind_to(session, session.get_bind())
         for _ in range(RUNS):
             if self._inbox.record(session, keyed.message_id, keyed.body, sent_at=keyed.sent_at):
                 return None
@@ -299,6 +304,9 @@ class SessionWork:
         self._users.attach(connection)
         watch(connection)
         if connection.dialect.name == "postgresql" and not commits_by_itself(connection):
+            if _NOTED not in connection.info:
+                note_server(connection, connection.exec_driver_sql(SERVER.backend_pid).scalar_one())
+                connection.info[_NOTED] = True
             add_guard(connection)
             self._guarded.append(connection)
             event.listen(connection, "before_cursor_execute", self._refuse_after_end)
@@ -321,4 +329,5 @@ class SessionWork:
             raise TransactionEnded
 
 
+_NOTED = "txbox_http_server_noted"
 _log = logging.getLogger("txbox.http")

@@ -1,4 +1,4 @@
-"""Requests over asyncpg behind a pooler in transaction mode: none runs another client's statement, and all succeed."""
+"""Requests behind a pooler in transaction mode: none runs another client's statement, and all succeed."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +12,7 @@ from support.postgres.pgbouncer import pgbouncer
 from support.postgres.transaction_pooler import transaction_pooler
 from support.web.service import buy, served, service
 from support.workers.business import Business
+from txbox import Inbox
 from txbox.schema import tables
 
 
@@ -30,19 +31,25 @@ def urls(request: pytest.FixtureRequest, make_database: Callable[..., str]) -> I
             yield url, through
 
 
-def test_requests_meet_no_statement_of_another_client(urls: tuple[str, str]) -> None:
+@pytest.mark.parametrize("style", ["asyncpg dependency", "async dependency", "sync dependency"])
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_requests_meet_no_statement_of_another_client(urls: tuple[str, str], style: str, with_keys: bool) -> None:
     url, through = urls
     business = Business(create_engine(url, poolclass=NullPool))
+    names = [f"__asyncpg_stmt_{number:x}__" for number in range(1, 2000)] + [f"_pg3_{number}" for number in range(100)]
     direct = make_url(through).set(drivername="postgresql").render_as_string(hide_password=False)
-    with ExitStack() as stack:  # each server, lent for a transaction, has what another process's asyncpg has prepared
+    with ExitStack() as stack:  # each server, lent for a transaction, has what another process's driver has prepared
         for other in [stack.enter_context(psycopg.connect(direct, prepare_threshold=None)) for _ in range(3)]:
-            for number in range(1, 2000):
-                other.execute(f'PREPARE "__asyncpg_stmt_{number:x}__" AS INSERT INTO effect VALUES (0, $1, $2)')
-    with served(service(through, "asyncpg dependency")) as client, ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda number: buy(client, f"k{number % 30}", f"i{number % 30}"), range(60)))
-        # Those that come while the other one is under way are told to come later.
-        later = [buy(client, f"k{number}", f"i{number}").status_code for number in range(30)]
-    assert {answer.status_code for answer in answers} <= {201, 409}
-    assert later == [201] * 30
-    assert business.applied() == {f"i{number}": 1 for number in range(30)}
-    assert business.balance() == 30
+            for name in names:
+                other.execute(f'PREPARE "{name}" AS INSERT INTO effect VALUES (0, $1, $2)')
+    inbox = Inbox("billing", wait_seconds=30)
+    with served(service(through, style, inbox=inbox, required=False)) as client, ThreadPoolExecutor(4) as pool:
+        answers = list(
+            pool.map(
+                lambda number: buy(client, f"k{number % 50}" if with_keys else None, f"i{number % 50}"), range(100)
+            )
+        )
+    assert {answer.status_code for answer in answers} == {201}
+    times = 1 if with_keys else 2
+    assert business.applied() == {f"i{number}": times for number in range(50)}
+    assert business.balance() == 50 * times
