@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from txbox.postgres.engines import refuse_other_encodings
+from txbox.postgres.engines import require_server
 from txbox.postgres.transactions import refuse_autocommit
 from txbox.schema import TABLE_NAMES, VIEW_NAME, is_generation, tables
 from txbox_migrations.version_mark import require_prefix
@@ -178,7 +178,7 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
     """
     require_prefix(prefix)
     refuse_autocommit(connection)
-    refuse_other_encodings(connection)
+    require_server(connection)
     names = [f"{prefix}{name}" for name in TABLE_NAMES]
     transaction = connection.begin_nested() if connection.in_transaction() else connection.begin()
     try:

@@ -13,7 +13,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateSchema, DropTable
 
-from txbox.postgres.engines import refuse_other_encodings
+from txbox.postgres.engines import require_server
 from txbox.schema import TABLE_NAMES
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
@@ -55,7 +55,7 @@ def run_online(connection: Connection, *, schema: str | None, prefix: str) -> Ve
         MigrationError: another alembic history manages the tables, or they were made by a newer release.
         InvalidConfiguration: the database is not UTF-8.
     """
-    refuse_other_encodings(connection)
+    require_server(connection)
     with connection.begin():
         context.configure(connection=connection, version_table=f"{prefix}{VERSION_TABLE}", version_table_schema=schema)
         migration = context.get_context()

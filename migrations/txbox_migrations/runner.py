@@ -6,7 +6,7 @@ from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect
 
-from txbox.postgres.engines import refuse_other_encodings
+from txbox.postgres.engines import require_server
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST, STEPS
 from txbox_migrations.version_mark import current_version, require_prefix, require_version, write_version
@@ -42,7 +42,7 @@ def upgrade(
     require_version("to", to)
     require_prefix(prefix)
     if not operations.migration_context.as_sql:
-        refuse_other_encodings(operations.get_bind())
+        require_server(operations.get_bind())
     for version in range(_since(operations, schema, prefix, since) + 1, to + 1):
         STEPS[version - 1].upgrade(operations, schema, prefix)
         write_version(operations, version, schema=schema, prefix=prefix)

@@ -14,7 +14,7 @@ from txbox.backoff import Backoff
 from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.errors import NothingKept
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
-from txbox.postgres.engines import adopt, refuse_other_encodings
+from txbox.postgres.engines import adopt, require_server
 from txbox.postgres.sql import moment
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import QUERY_CANCELED, SERIALIZATION_FAILURE, sqlstate
@@ -82,7 +82,7 @@ class Database:
     def check(self, *tables: Table) -> None:
         """Raise ``SchemaMissing`` if a table is not there; another encoding than UTF-8 has another order of ids."""
         with short_transaction(self._engine) as connection:
-            refuse_other_encodings(connection)
+            require_server(connection)
             for table in tables:
                 check_table(connection, table)
 

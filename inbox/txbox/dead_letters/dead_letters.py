@@ -55,7 +55,7 @@ from txbox.horizon import AgeJudge, UnknownAge
 from txbox.message import Message, earliest, fingerprint, time_of_id
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.drivers.own_adapters import own_cursors
-from txbox.postgres.engines import adopt, refuse_other_encodings
+from txbox.postgres.engines import adopt, require_server
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.text import storable
 
@@ -219,7 +219,7 @@ class DeadLetters:
 
     def check(self, connection: Connection) -> None:
         """Check that the table is there; raises ``SchemaMissing`` if it is not."""
-        refuse_other_encodings(connection)
+        require_server(connection)
         check_table(connection, self._statements.tables.dead_letter)
 
     def list(

@@ -38,7 +38,7 @@ from txbox.errors import Expired, InFlight, Mismatch
 from txbox.horizon import AgeJudge, UnknownAge
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.postgres.driver_cursor import fetch_one, run
-from txbox.postgres.engines import note_server, refuse_other_encodings
+from txbox.postgres.engines import note_server, require_server
 from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, row_of, rows_of, run_steps
 from txbox.postgres.sql import array_literal
 from txbox.postgres.sql_files import SqlFile
@@ -389,7 +389,7 @@ class Inbox:
             InvalidConfiguration: the database is not UTF-8.
         """
         connection = in_transaction(connection_or_session)
-        refuse_other_encodings(connection)
+        require_server(connection)
         check_table(connection, self._statements.tables.processed_message)
         check_table(connection, self._statements.tables.processed_earlier)
         self._ages.check(connection)
@@ -408,7 +408,7 @@ class Inbox:
         try:
             yield
         except UnicodeEncodeError:
-            refuse_other_encodings(connection)
+            require_server(connection)
             raise
         except DATABASE_ERRORS as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE:

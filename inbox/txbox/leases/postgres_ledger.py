@@ -40,7 +40,7 @@ from txbox.leases.lease import (
 from txbox.leases.server_clock import TOLERANCE_SECONDS, ServerClock
 from txbox.leases.statements import LeaseStatements
 from txbox.message import valid_message_id, valid_subscriber_id
-from txbox.postgres.engines import adopt, refuse_other_encodings, retry_on_new_connections
+from txbox.postgres.engines import adopt, require_server, retry_on_new_connections
 from txbox.postgres.sqlstates import PREPARED_REMEDY, is_lost_prepared_statement, is_outage, is_retryable, sqlstate
 from txbox.postgres.transactions import missing_schema
 from txbox.postgres.watchdog import bounded
@@ -115,7 +115,7 @@ class PostgresLedger:
         parameters = self._asking(f"check {uuid.uuid4()}", LEASE_SECONDS, None)
 
         def begin(connection: Connection) -> None:
-            refuse_other_encodings(connection)
+            require_server(connection)
             connection.execution_options(isolation_level="READ COMMITTED")
             connection.exec_driver_sql(self._acquire, parameters)
             connection.rollback()
@@ -294,7 +294,7 @@ class PostgresLedger:
         """
 
         def run(connection: Connection) -> tuple[int, Any]:
-            refuse_other_encodings(connection)
+            require_server(connection)
             # On the connection: an engine's own level would win over one that is set on the engine.
             connection.execution_options(isolation_level="AUTOCOMMIT")
             result = connection.exec_driver_sql(statement, dict(parameters))

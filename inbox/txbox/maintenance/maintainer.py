@@ -39,7 +39,7 @@ from txbox.maintenance.tasks import SLACK, SweeperStatements, chores, rings
 from txbox.maintenance.transactions import LeaseGone, MaintenanceStatements, MaintenanceTransactions
 from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
 from txbox.outbox.snapshot_holders import find_snapshot_holders
-from txbox.postgres.engines import adopt, refuse_other_encodings
+from txbox.postgres.engines import adopt, require_server
 from txbox.postgres.sqlstates import is_outage, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.service import Service
@@ -77,9 +77,6 @@ SETTLE_SECONDS = 10.0
 
 HOLDER_SECONDS = 600.0
 """Between two warnings of who keeps Postgres from cleaning up."""
-
-OLDEST_SERVER = 14
-"""Of PostgreSQL: before, it cannot look at a stretch of blocks alone, and reads the whole table for each."""
 
 AGAIN = Backoff(first_seconds=1.0, longest_seconds=60.0)
 
@@ -227,7 +224,6 @@ class Maintainer(Service):
             SchemaMissing: the tables do not exist.
         """
         with short_transaction(self._engine) as connection:
-            _refuse_old_servers(connection)
             check_table(connection, self._sql.tables.inbox_horizon)
             self._horizons.check(connection)
             partitioned = bool(connection.exec_driver_sql(self._sql.server_state).one().partitioned)
@@ -263,8 +259,7 @@ class Maintainer(Service):
     def _check(self) -> None:
         """Check that this server takes writes, that the tables are there, and that no window is too short."""
         with short_transaction(self._engine) as connection:
-            refuse_other_encodings(connection)
-            _refuse_old_servers(connection)
+            require_server(connection)
             tables = self._sql.tables
             for table in (
                 tables.maintenance,
@@ -445,15 +440,6 @@ class Maintainer(Service):
 
     def _emit(self, event: Event) -> None:
         emit(self._hooks, event)
-
-
-def _refuse_old_servers(connection: Connection) -> None:
-    version = connection.dialect.server_version_info or ()
-    if version < (OLDEST_SERVER,):
-        raise InvalidConfiguration(
-            f"maintenance needs PostgreSQL {OLDEST_SERVER} or newer, and this server is {'.'.join(map(str, version))}: "
-            "it would read whole tables for each stretch of blocks. Upgrade the server; all else works meanwhile"
-        )
 
 
 _log = logging.getLogger("txbox.maintenance")

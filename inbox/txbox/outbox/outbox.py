@@ -27,7 +27,7 @@ from txbox.outbox.lanes import lane_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.notifier import notify_when_returned
 from txbox.postgres.driver_cursor import fetch_one
-from txbox.postgres.engines import note_server, refuse_other_encodings
+from txbox.postgres.engines import note_server, require_server
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import DATABASE_ERRORS
 from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
@@ -175,7 +175,7 @@ class Outbox:
             SchemaMissing: the table does not exist.
         """
         connection = in_transaction(connection_or_session)
-        refuse_other_encodings(connection)
+        require_server(connection)
         check_table(connection, self._statements.tables.outbox_message)
 
     def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: dict[str, Any]) -> None:
@@ -183,7 +183,7 @@ class Outbox:
         try:
             (pid,) = fetch_one(connection, statement, parameters)
         except UnicodeEncodeError:
-            refuse_other_encodings(connection)
+            require_server(connection)
             raise
         except DATABASE_ERRORS as error:
             if (missing := missing_schema(error, self._statements.name_of("outbox_message"))) is not None:

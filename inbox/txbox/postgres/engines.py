@@ -12,6 +12,7 @@ every transaction that records or publishes, while psycopg prepares at the sixth
 
 import logging
 import math
+import re
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -49,6 +50,9 @@ https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-KEEPALIVES
 CONNECT_SECONDS = 10
 """How long one host may take to let a connection in, where neither parameters nor environment set another time."""
 
+OLDEST_SERVER = 14
+"""The oldest major version of Postgres that is tested. A newer one than those that are tested is let in."""
+
 
 def open_engine(url: str | URL, **options: Any) -> Engine:
     """Make an engine with the options of ``create_engine``, and adopt it.
@@ -65,8 +69,8 @@ def adopt(engine: Engine) -> Engine:
     Its new connections get ``KEEPALIVES`` and ``CONNECT_SECONDS``, where their parameters set nothing else. One through
     which a pooler answers prepares no statements. A wait for an answer that does not come is ended, see ``watchdog``;
     the parameter ``txbox_watchdog_seconds``, in the URL's query or in ``connect_args``, is the time after which the
-    server is asked. One to a database that is not UTF-8 is closed again, and raises ``InvalidConfiguration``. Other
-    drivers than psycopg are left alone.
+    server is asked. One to a server that is too old, or a database that is not UTF-8, is closed again, and raises
+    ``InvalidConfiguration``. Other drivers than psycopg are left alone.
     """
     dialect = engine.dialect
     if dialect.driver != "psycopg":
@@ -109,12 +113,14 @@ def retry_on_new_connections(engine: Engine, work: Callable[[Connection], T]) ->
                     raise
 
 
-def refuse_other_encodings(connection: Connection) -> None:
-    """Raise ``InvalidConfiguration`` for a database that is not UTF-8: it cannot keep every id and every error.
+def require_server(connection: Connection) -> None:
+    """Raise ``InvalidConfiguration`` for a server that is too old, or a database that is not UTF-8.
 
-    The server has sent its encoding at the connection's start, so it is read once.
+    A database in another encoding cannot keep every id and every error. The server has sent its version and encoding
+    at the connection's start, so they are read once, and nothing is asked.
     """
     info = connection.info
+    _require_version(connection)
     if _UTF8 not in info:
         _require_utf8(connection.connection.driver_connection)
         info[_UTF8] = True
@@ -126,8 +132,10 @@ def note_server(connection: Connection, pid: int) -> None:
     Another one means a pooler: psycopg prepares nothing any more.
 
     Raises:
-        InvalidConfiguration: asyncpg keeps prepared statements, under names that other clients have there.
+        InvalidConfiguration: the server is too old; or asyncpg keeps prepared statements, under names that other
+            clients have there.
     """
+    _require_version(connection)
     if connection.dialect.driver == "asyncpg":
         refuse_names(connection, pid)
         return
@@ -138,6 +146,27 @@ def stop_preparing(connection: Connection) -> None:
     """Discard a connection that a pooler has led to another client's statements, and prepare nothing on the others."""
     _unprepared.add(connection.dialect)
     connection.invalidate()
+
+
+def _require_version(connection: Connection) -> None:
+    info = connection.info
+    if _VERSION not in info:
+        _refuse_old(connection.connection.driver_connection)
+        info[_VERSION] = True
+
+
+def _refuse_old(driver: Any) -> None:
+    if (info := getattr(driver, "info", None)) is not None:  # psycopg's
+        version = info.parameter_status("server_version") or ""
+    elif (settings := getattr(driver, "get_settings", None)) is not None:  # asyncpg's
+        version = getattr(settings(), "server_version", "")
+    else:
+        return
+    found = re.match(r"(\d+)[\w.]*", version)
+    if found is not None and int(found[1]) < OLDEST_SERVER:
+        raise InvalidConfiguration(
+            f"this server is PostgreSQL {found[0]}, and txbox needs {OLDEST_SERVER} or newer; upgrade the server"
+        )
 
 
 def _require_utf8(driver: Any) -> None:
@@ -211,6 +240,7 @@ def _check_new(dbapi_connection: Any, record: Any) -> None:
     record.info[_CHECKED] = True
     driver = _driver_of(dbapi_connection)
     try:
+        _refuse_old(driver)
         _require_utf8(driver)
     except InvalidConfiguration:
         dbapi_connection.close()
@@ -272,6 +302,7 @@ _CHECKED = "txbox_checked"
 _WATCHDOG = "txbox_watchdog_seconds"
 _CHECKOUTS = "txbox_checkouts"
 _UTF8 = "txbox_utf8"
+_VERSION = "txbox_version"
 _adopted: "WeakSet[Dialect]" = WeakSet()
 _unprepared: "WeakSet[Dialect]" = WeakSet()
 _adopting = threading.Lock()

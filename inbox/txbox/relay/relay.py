@@ -49,7 +49,7 @@ from txbox.outbox.lanes import number_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
-from txbox.postgres.engines import adopt, refuse_other_encodings
+from txbox.postgres.engines import adopt, require_server
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.relay.dispatch.dispatcher import Dispatcher
 from txbox.relay.event_loop.async_sender import CONCURRENCY, AsyncSender
@@ -267,7 +267,7 @@ class Relay(Service):
 
     def _check(self, connection: Connection) -> None:
         """Check that what is sent could be settled: the tables, this user's rights, the encoding."""
-        refuse_other_encodings(connection)
+        require_server(connection)
         sql = self._statements
         needed = dict.fromkeys(
             (self._outbox, sql.name_of("outbox_relay"), sql.name_of("reported_activity")), _ALL_RIGHTS

@@ -31,12 +31,6 @@ SELECT pg_advisory_xact_lock_shared(%(run_lock)s)::text
 -- returns: nothing; the count of rows is 0 if the chunk is merged
 INSERT INTO {{bulk_load_chunk}} (run_id, chunk) VALUES (%(run_id)s, %(chunk)s) ON CONFLICT DO NOTHING
 
--- name: any_progress
--- Whether this Postgres tells the progress of COPYs: from 14 on.
--- parameters: none
--- returns: a name, or null
-SELECT to_regclass('pg_catalog.pg_stat_progress_copy')::text
-
 -- name: waiting_copies
 -- COPYs of a run that have begun a while ago and wait for their client.
 -- parameters: run_lock bigint, stalled text (how long ago they have begun, at least)

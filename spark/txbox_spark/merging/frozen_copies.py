@@ -25,7 +25,7 @@ FROZEN_SECONDS = 30.0
 
 
 def end_frozen_copies(engine: Engine, plan: MergePlan) -> int:
-    """End the sessions of a run that are frozen within a COPY, and return how many; before PostgreSQL 14, none."""
+    """End the sessions of a run that are frozen within a COPY, and return how many."""
     before = _copies(engine, plan)
     if not before:
         return 0
@@ -44,8 +44,6 @@ def _copies(engine: Engine, plan: MergePlan) -> dict[int, int]:
     """Return server processes of the run that wait for more of a COPY, and how many bytes each has received."""
     values = {"run_lock": run_lock(plan.run_id), "stalled": plan.stalled}
     with short_transaction(engine) as connection:
-        if connection.exec_driver_sql(plan.sql.any_progress).scalar_one() is None:
-            return {}
         return {row.pid: row.received for row in connection.exec_driver_sql(plan.sql.waiting_copies, values)}
 
 

@@ -26,7 +26,6 @@ class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event"
 
     prepare_session: str
     claim_chunk: str
-    any_progress: str
     waiting_copies: str
     end_session: str
     settle_chunk: str

@@ -39,7 +39,7 @@ class TransactionPooler:
         transactions: how many it has lent a connection for.
     """
 
-    def __init__(self, server: str, *, size: int) -> None:
+    def __init__(self, server: str, *, size: int, version: str | None = None) -> None:
         # libpq makes the connections, passwords and all; what it has made is used by its socket alone.
         self._servers = [psycopg.connect(server, sslmode="disable", gssencmode="disable") for _ in range(size)]
         self._sockets = [socket.socket(fileno=os.dup(one.fileno())) for one in self._servers]
@@ -51,6 +51,8 @@ class TransactionPooler:
         self._greeting = _message(b"R", struct.pack("!i", 0))
         for name in _REPORTED:
             value = self._servers[0].info.parameter_status(name) or ""
+            if name == "server_version" and version is not None:
+                value = version
             self._greeting += _message(b"S", name.encode() + b"\0" + value.encode() + b"\0")
         self._greeting += _message(b"K", struct.pack("!ii", 1, 1)) + _message(_READY, _IDLE)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -150,10 +152,16 @@ def _read(connection: socket.socket) -> tuple[bytes, bytes]:
 
 
 @contextmanager
-def transaction_pooler(url: str, *, size: int = 8) -> Iterator[tuple[TransactionPooler, str]]:
-    """Put a pooler before a server; yield it, and the URL that leads through it."""
+def transaction_pooler(
+    url: str, *, size: int = 8, version: str | None = None
+) -> Iterator[tuple[TransactionPooler, str]]:
+    """Put a pooler before a server; yield it, and the URL that leads through it.
+
+    ``version`` is what it tells clients of the server's version; None: the server's own.
+    """
     parsed = make_url(url)
-    pooler = TransactionPooler(parsed.set(drivername="postgresql").render_as_string(hide_password=False), size=size)
+    plain = parsed.set(drivername="postgresql").render_as_string(hide_password=False)
+    pooler = TransactionPooler(plain, size=size, version=version)
     try:
         through = parsed.set(host="127.0.0.1", port=pooler.port, query={"sslmode": "disable"})
         yield pooler, through.render_as_string(hide_password=False)

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from txbox import StatementLeftOpen, TransactionEnded, TransactionTimedOut
-from txbox.postgres.engines import discard_if_session_broken, refuse_other_encodings, stop_preparing
+from txbox.postgres.engines import discard_if_session_broken, require_server, stop_preparing
 from txbox.postgres.guards.commit_guard import begin, commit, is_refused_commit, remove_guard
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon
 from txbox.postgres.guards.transaction_guard import guard, left_in_use, protect, refuse_aborted
@@ -79,7 +79,7 @@ class GuardedTransactions:
             users = ConnectionUsers()
             try:
                 with bookkeeping():
-                    refuse_other_encodings(connection)
+                    require_server(connection)
                     opened = OpenTransaction(connection, self._begin(connection, turn, then, guarded=guarded))
                 with protect(connection, users) if guarded else nullcontext():
                     yield opened

@@ -433,12 +433,3 @@ def test_nothing_is_forgotten_by_a_clock_that_was_set_forward(
     forward.dispose()
     assert left(engine) == {"m-": 10}
     assert found(engine, "SELECT count(*) FROM inbox_horizon") == 0
-
-
-def test_a_server_that_is_too_old_is_named(engine: Engine, make_maintainer: StartMaintainer) -> None:
-    with engine.connect():
-        engine.dialect.server_version_info = (13, 9)
-    maintainer = make_maintainer(Retention(inbox={"billing": KEPT}))
-    for refused in (maintainer.run_once, maintainer.plan, maintainer.start):
-        with pytest.raises(InvalidConfiguration, match=r"PostgreSQL 14 or newer, and this server is 13\.9"):
-            refused()
