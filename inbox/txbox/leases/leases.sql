@@ -38,8 +38,14 @@ floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
 -- A fence is the server's timeline, and below it 44 bits of the database's clock in milliseconds (until the year 2527;
 -- above them is room for 2**19 timelines); and always more than the row's own. So a promoted server gives out no fence
 -- that the old one gave out, even one that was not replicated; a sequence would repeat what was lost. The clock is
--- for rows that were deleted, and for servers that do not show their timeline.
-({{timeline}} << 44) + {{milliseconds}}
+-- for rows that were deleted, for servers that do not show their timeline, and for rows whose fence has a timeline
+-- above the server's: of a restored dump, or from before pg_upgrade. Such a row keeps its timeline, and takes the
+-- clock below it (greater_fence). There the clock of each promoted server counts as 2**22 ms, 70 minutes, later, and
+-- may be that much behind.
+({{timeline}} << 44) + {{milliseconds}} + ({{timeline}} << 22)
+
+-- fragment: greater_fence
+greatest(excluded.fence, lease.fence + 1, ((lease.fence >> 44) << 44) | (excluded.fence & ((1::bigint << 44) - 1)))
 
 -- fragment: newest_fence
 lease.subscriber_id = %(subscriber_id)s AND lease.message_id = %(message_id)s AND lease.fence = %(fence)s
@@ -61,7 +67,7 @@ acquired AS (
   FROM new
   WHERE {{durable}}
   ON CONFLICT (subscriber_id, message_id) DO UPDATE SET
-    fence = greatest(excluded.fence, lease.fence + 1),
+    fence = {{greater_fence}},
     attempts = lease.attempts + 1,
     owner = excluded.owner,
     fingerprint = coalesce(lease.fingerprint, excluded.fingerprint),
