@@ -1,5 +1,6 @@
 """The rights that docs/operating.md grants are enough for what it grants them for."""
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +20,7 @@ from support.postgres.statements import run
 from support.txbox.leases import acquired
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work, make, messages, work_off
-from txbox import DeadLetter, DeadLetters, Inbox, Message, Outcome, Reason, RightsMissing
+from txbox import DeadLetter, DeadLetters, Expired, Inbox, Message, Outcome, Reason, RightsMissing
 from txbox.backoff import Backoff
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event
 from txbox.leases import PostgresLedger
@@ -29,6 +30,7 @@ from txbox.outbox import Outbox
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.watermarks import Advance, Watermarks
+from txbox_cli.app import run as txbox
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
 from txbox_spark.archive.archive_ledger import ArchiveLedger
 from txbox_spark.archive.stretch import BEGINNING, PROCESSED, SENT, Stretch
@@ -39,9 +41,13 @@ OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
 
 
 @contextmanager
-def granted(engine: Engine, names: tuple[str, ...], page: Path = OPERATING) -> Iterator[list[Engine]]:
-    """Engines of roles that a page creates, by its names of them."""
+def granted(
+    engine: Engine, names: tuple[str, ...], page: Path = OPERATING, *, optional: bool = True
+) -> Iterator[list[Engine]]:
+    """Engines of roles that a page creates, by its names of them; with what it grants under a condition, or without."""
     grants = next(block.text for block in blocks(page) if names[0] in block.text)
+    if not optional:
+        grants = re.sub("-- Where[^;]*;", "", grants)
     roles = {name: f"{name}_{uuid.uuid4().hex[:8]}" for name in names}
     for name, role in roles.items():
         grants = grants.replace(name, role)
@@ -131,6 +137,55 @@ def test_for_a_web_service(engine: Engine, roles: Callable[..., list[Engine]]) -
     client = TestClient(IdempotencyMiddleware(answer, once, covers=posts_and_patches))
     answers = [client.post("/", headers={"idempotency-key": "k1"}) for _ in range(2)]
     assert [(one.text, "idempotent-replayed" in one.headers) for one in answers] == [("done", False), ("done", True)]
+
+
+def test_for_a_web_service_whose_subscriber_forgets(engine: Engine) -> None:
+    run(engine, "INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', now() - interval '1 day')")
+    inbox, old = Inbox("billing"), datetime.now(UTC) - timedelta(days=2)
+    with granted(engine, ("txbox_web",), optional=False) as (limited,):
+        with limited.begin() as connection:
+            assert inbox.record(connection, "new", sent_at=datetime.now(UTC))
+        with limited.begin() as connection, pytest.raises(Expired):
+            inbox.record(connection, "old", sent_at=old)
+
+
+def test_for_an_operator(
+    engine: Engine,
+    roles: Callable[..., list[Engine]],
+    queue: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Letters of a worker and of a relay, what was sent, pauses, and whatever is only read."""
+    with engine.begin() as connection:
+        for key in ("fine", "refused", "refused"):
+            Outbox().publish(connection, "own:x", "{}", key=key)
+    relay = Relay(engine, {"own": Picky()}, max_attempts=1, keep_sent=timedelta(days=1))
+    with at_work(relay):
+        wait_until(lambda: relay.sent == 1 and len(DeadLetters(engine).list()) == 2, "one is sent, two are parked")
+    for message_id in ("a", "b", "c"):
+        DeadLetters(engine).park(DeadLetter("billing", message_id, Reason.FAILED, "no", 1, queue, b"{}"))
+    (limited,) = roles("txbox_operator")
+    monkeypatch.setenv("TXBOX_DATABASE_URL", limited.url.render_as_string(hide_password=False))
+    for command in (
+        "dead-letters list --all",
+        "dead-letters redrive --all --destination own:x",
+        "dead-letters redrive --subscriber billing --message-id a",
+        "dead-letters discard --subscriber billing --message-id b --note gone",
+        "dead-letters redrive --all --subscriber billing --json-path $",
+        f"dead-letters import --subscriber billing --source {queue} {queue}",
+        "dead-letters operations",
+        "outbox sent",
+        "outbox replay --since 1h --yes",
+        "pause billing --subscriber --force",
+        "resume billing",
+        "status",
+        "audit",
+        "loads list",
+        "db check",
+    ):
+        assert txbox(command.split()) == 0, (command, capsys.readouterr().err)
+    assert read_outbox_status(limited).messages == 3
 
 
 @pytest.mark.parametrize("name", ["txbox_worker", "txbox_web"])
