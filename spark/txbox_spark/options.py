@@ -162,7 +162,7 @@ class ValidLoadOptions:
         self._require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
         self._require(self.chunk_rows >= 1, f"chunk_rows must be at least 1, not {self.chunk_rows!r}")
         self._require(
-            self.max_rejected is None or _MOST_REJECTED.fullmatch(str(self.max_rejected)) is not None,
+            self.max_rejected is None or is_limit(str(self.max_rejected)),
             f"max_rejected must be a number of rows, or such as '2.5%', not {self.max_rejected!r}",
         )
         self._require(
@@ -233,3 +233,8 @@ class ValidLoadOptions:
             raise InvalidConfiguration(
                 f"{self.of}: apply cannot be sent to the executors, as it cannot be pickled: {error}"
             ) from error
+
+
+def is_limit(max_rejected: str) -> bool:
+    """Return whether a text says how many rows may be rejected: a number, or at most 100 percent."""
+    return _MOST_REJECTED.fullmatch(max_rejected) is not None

@@ -29,6 +29,7 @@ from txbox_cli.commands.operate import dashboard, exporter, maintain, pause
 from txbox_cli.commands.worker import schema, worker
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
 from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE, Commands
+from txbox_cli.output import printable
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -205,7 +206,7 @@ def _with_help(error: _Complaint) -> str:
 
 
 def _fail(line: str, status: int) -> int:
-    sys.stderr.write(f"txbox: {line}\n")
+    sys.stderr.write(f"txbox: {printable(line)}\n")
     return status
 
 
@@ -220,7 +221,13 @@ def _log_to_stderr(level: int) -> None:
 
 
 class _MaskingFormatter(logging.Formatter):
-    """Writes log lines, tracebacks included, without the passwords of URLs."""
+    """Writes log lines, tracebacks included, without the passwords of URLs, and without what steers a terminal.
+
+    An id or an error may come from anybody: it begins no line of its own, and colours nothing.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
+        return printable(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
-        return mask(super().format(record))
+        return printable(mask(super().format(record)), keep="\n\t")

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from txbox import TxboxError
 from txbox_cli.errors import explain, mask
-from txbox_cli.output import plain_console
+from txbox_cli.output import plain_console, printable
 from txbox_cli.signals import terminated_as_interrupt
 
 
@@ -31,7 +31,7 @@ def watch(read: Callable[[], Callable[[], None]], seconds: float, *, headed: boo
                 except (TxboxError, SQLAlchemyError) as error:
                     if is_first:
                         raise
-                    typer.echo(f"txbox: {mask(explain(error))}; next try in {seconds:g} s", err=True)
+                    typer.echo(f"txbox: {printable(mask(explain(error)))}; next try in {seconds:g} s", err=True)
                 else:
                     if in_terminal and headed:
                         console.clear()

@@ -86,6 +86,8 @@ def test_a_dry_run_counts_and_shows_and_does_nothing(txbox: Txbox, engine: Engin
     assert (
         txbox("dead-letters", "redrive", "--error", "x", "--dry-run").out == "0 letters would be sent through again\n"
     )
+    assert txbox("dead-letters", "redrive", "--error", "x").out == "0 sent through again\n"
+    assert txbox("dead-letters", "discard", "--error", "x", "--note", "none").out == "0 discarded\n"
     assert len(DeadLetters(engine).list()) == 4
     assert txbox("dead-letters", "operations").out == "no operations\n"
 

@@ -191,6 +191,20 @@ def test_help_names_the_environment(txbox: Txbox) -> None:
     }
 
 
+def test_what_would_steer_a_terminal_is_escaped_in_text_logs(txbox: Txbox) -> None:
+    txbox("status", "--url", "postgresql://127.0.0.1:1/x", "--log-format", "text")
+    record = logging.LogRecord("txbox", logging.ERROR, __file__, 1, "%s", ("m\x1b[2J\x9b1m\u202e\nERROR forged",), None)
+    (line,) = {handler.format(record) for handler in logging.getLogger().handlers if handler.formatter is not None}
+    assert line.endswith(r"m\x1b[2J\x9b1m\u202e\nERROR forged")
+    try:
+        raise ValueError("bad \x1b[2J")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    (text,) = {handler.format(record) for handler in logging.getLogger().handlers if handler.formatter is not None}
+    assert text.splitlines()[-1] == r"ValueError: bad \x1b[2J"
+    assert len(text.splitlines()) > 3, "a traceback keeps its lines"
+
+
 def test_logs_are_text_or_json(txbox: Txbox) -> None:
     ended = txbox("--log-format", "xml", "status")
     assert ended.status == 2

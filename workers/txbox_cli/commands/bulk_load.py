@@ -200,10 +200,15 @@ def bulk_load(
     from txbox_spark import plan_load, source_of
     from txbox_spark.merging.merge_plan import EFFECTS_SECONDS, STALLED_SECONDS
     from txbox_spark.merging.merge_sizer import LOCK_SECONDS
-    from txbox_spark.options import CHUNK_ROWS, WRITERS
+    from txbox_spark.options import CHUNK_ROWS, WRITERS, is_limit
+    from txbox_spark.reading.row_order import is_known
 
     if writer not in WRITERS:
         raise UsageError(f"--writer must be one of {', '.join(WRITERS)}, not {writer!r}")
+    if not is_known(keep):
+        raise UsageError(f"--keep must be any, latest:COLUMN or earliest:COLUMN, not {keep!r}")
+    if max_rejected is not None and not is_limit(max_rejected):
+        raise UsageError(f"--max-rejected must be a number of rows, or a percentage such as 2.5%, not {max_rejected!r}")
     mapped = effect.fields if isinstance(effect, SqlEffect) else None
     upsert = effect if isinstance(effect, Upsert) else None
     if upsert is not None:

@@ -33,6 +33,11 @@ from txbox_spark.reading.errors import InvalidFields
         ([*WHAT, *URL, "--call", "json:dumps", "--publish-to", "own:x"], "--publish-to goes with --apply and --fields"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--publish-to", "mails"], "--publish-to: 'mails' is not a destination"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--writer", "foo"], "--writer must be one of auto, copy, jdbc, not 'foo'"),
+        (
+            [*WHAT, *URL, "--apply", "SCRIPT", "--keep", "newest"],
+            "--keep must be any, latest:COLUMN or earliest:COLUMN",
+        ),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--max-rejected", "200%"], "--max-rejected must be a number of rows, or a"),
         ([*WHAT, "--apply", "SCRIPT"], "no database is named"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--parallelism", "0"], "greater than or equal to 1"),
         (["events.jsonl", "--message-id", "event_id", *URL, "--apply", "SCRIPT"], "--subscriber"),

@@ -34,7 +34,7 @@ from txbox_cli.options import (
     this_user,
     with_options,
 )
-from txbox_cli.output import counted, interruptible_progress, print_json, print_table
+from txbox_cli.output import counted, interruptible_progress, print_json, print_table, printable
 
 SHOWN_LETTERS = 10
 """Of a dry run."""
@@ -148,7 +148,7 @@ def discard(
             return 0
         operations = LetterOperations(engine, schema=db.schema, prefix=db.prefix)
         operation = operations.select(which, OperationKind.DISCARD, by=by or this_user(), note=note)
-        return _carry_out(engine, db, operation, which, as_json=as_json)
+        return _carry_out(engine, db, operation, which, kind=OperationKind.DISCARD, as_json=as_json)
 
 
 def resume(
@@ -244,10 +244,11 @@ def _carry_out(
     operation: LetterOperation | None,
     which: LetterFilter | None = None,
     *,
+    kind: OperationKind = OperationKind.REDRIVE,
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Carry an operation out, and report; return the exit status."""
+    """Carry an operation out, and report; return the exit status. ``kind``: of one that found no letters."""
     latest: dict[int, LetterResult] = {}
     held: list[HeldKey] = []
     interrupted = False
@@ -276,7 +277,7 @@ def _carry_out(
         keys = [asdict(each) for each in held]
         print_json({"operation": number, **done, "failed": failed, "pending": pending, "held_keys": keys})
     else:
-        is_discard = operation is not None and operation.kind is OperationKind.DISCARD
+        is_discard = (kind if operation is None else operation.kind) is OperationKind.DISCARD
         sent = len(done["redriven"]) - published
         for line in [f"{len(done['discarded'])} discarded"] if is_discard else _redriven(sent, published):
             typer.echo(line)
@@ -285,9 +286,9 @@ def _carry_out(
         if done["gone"]:
             typer.echo(f"{len(done['gone'])} left out: redriven, discarded or deleted meanwhile")
         for why in failed.values():
-            typer.echo(f"txbox: {why}", err=True)
+            typer.echo(f"txbox: {printable(why)}", err=True)
         for line in _held(held):
-            typer.echo(f"txbox: {line}", err=True)
+            typer.echo(f"txbox: {printable(line)}", err=True)
         if operation is not None and found[LetterOutcome.FAILED] and not interrupted:
             typer.echo(f"`txbox dead-letters resume {operation.operation_id}` tries what has failed again")
         elif operation is not None and held and not interrupted:
