@@ -129,7 +129,8 @@ chaos: $(VENV)/.spark-classes.jsa ## Run the tests in which processes are killed
 
 .PHONY: test-all
 test-all: $(VENV)/.spark-classes.jsa ## Run every test, the slow campaigns too
-	@$(BIN)/pytest -m 'not containers' $(TESTS)
+	@TXBOX_TOGETHER_SECONDS=$${TXBOX_TOGETHER_SECONDS:-300} TXBOX_CUT_SECONDS=$${TXBOX_CUT_SECONDS:-120} \
+		$(BIN)/pytest -m 'not containers' $(TESTS)
 
 .PHONY: test-pages
 test-pages: $(VENV)/.spark-classes.jsa ## Run everything that the README, the documentation and the examples show
