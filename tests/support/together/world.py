@@ -1,8 +1,8 @@
 """Features together: what users and operators do at once, at random from a seed, and the promises asked afterwards.
 
-Workers of both kinds, a relay and a service over HTTP share one inbox. Threads of the test publish, deliver
-again, import, redrive, discard, rotate, forget, load in bulk and end sessions, each as its lots say. What has to be
-true then is computed from what was sent, and from tables that refuse nothing.
+Workers of both kinds, a relay and a service over HTTP share one inbox. Threads of the test publish, deliver again,
+import, redrive, discard, rotate, forget, load in bulk, call what leases guard, and end sessions, each as its lots say.
+What has to be true then is computed from what was sent, and from tables that refuse nothing.
 """
 
 import asyncio
@@ -39,13 +39,17 @@ from txbox import (
     Inbox,
     InFlight,
     InvalidConfiguration,
+    LeaseLost,
+    LedgerError,
     LetterNotFound,
     Message,
     Outbox,
     OutOfOrder,
+    ResultNotStored,
 )
 from txbox.coroutines import AsyncOutbox
 from txbox.dead_letters.letter import Reason
+from txbox.leases import Lease, PostgresLedger, idempotent
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.outbox.message_ids import new_message_id
 from txbox.postgres.sqlstates import is_outage, is_retryable
@@ -92,6 +96,12 @@ class World:
         self._failing: set[str] = set()
         self._recent: deque[str] = deque(maxlen=40)
         self._stopping = threading.Event()
+        self._mail = idempotent(
+            self._send_mail, ledger=PostgresLedger("mailing", engine=self._ours), identify=_first, lease_seconds=1
+        )
+        self._fences: dict[str, int] = {}
+        self._answered: set[str] = set()
+        self._broken_leases: list[str] = []
         self._chunks = 0
         self._chunk_lock = threading.Lock()  # what is loaded has no time: it is not to be older than the horizon
         self._horizon = 0.0
@@ -135,6 +145,7 @@ class World:
             for one, times in effects.items()
             if times > 1
         ]
+        broken += self._broken_leases
         broken += [f"{one} was acked and not applied" for one in self.sent if one not in {*effects, *waits, *given_up}]
         broken += [f"{one} is both processed and parked" for one in sorted(parked & effects.keys())]
         broken += [f"{one} was never sent" for one in effects.keys() - self.sent.keys()]
@@ -160,6 +171,7 @@ class World:
             self._deliver_again: 15,
             self._redrive: 25,
             self._discard: 3,
+            self._call_with_lease: 10,
             self._end_a_session: 2,
         }
         if self.rotating:
@@ -174,7 +186,7 @@ class World:
             self.done[action.__name__.strip("_")] += 1
             try:
                 action(lots)
-            except (InFlight, OutOfOrder, LetterNotFound, ConnectionError):
+            except (InFlight, LeaseLost, LedgerError, ResultNotStored, OutOfOrder, LetterNotFound, ConnectionError):
                 continue
             except InvalidConfiguration as error:
                 if "expired" not in str(error):  # it is for a person to say that it was not processed
@@ -261,6 +273,23 @@ class World:
                 for message_id in ids:
                     self._deliver(message_id)
 
+    def _call_with_lease(self, lots: random.Random) -> None:
+        mail_id = f"mail-{lots.randrange(200)}"
+        self._mail(mail_id, lots)
+        with self._lock:
+            self._answered.add(mail_id)
+
+    def _send_mail(self, mail_id: str, lots: random.Random, lease: Lease) -> None:
+        with self._lock:
+            if mail_id in self._answered:
+                self._broken_leases.append(f"{mail_id} was sent again, though a call had its answer")
+            if lease.fence <= self._fences.get(mail_id, 0):
+                self._broken_leases.append(f"{mail_id} was given fence {lease.fence} after {self._fences[mail_id]}")
+            self._fences[mail_id] = lease.fence
+        time.sleep(lots.random() / 50)
+        if lots.random() < 0.2:
+            raise ConnectionError("the mail server hangs up")
+
     def _rotate(self, _: random.Random) -> None:
         Generations(self._ours).rotate(tries=3)
 
@@ -335,6 +364,10 @@ class World:
 
         app = Starlette(routes=[Route("/", apply, methods=["POST"])])
         return IdempotencyMiddleware(app, once)
+
+
+def _first(mail_id: str, _: random.Random) -> str:
+    return mail_id
 
 
 def _made_at(message_id: str) -> float:
