@@ -336,9 +336,12 @@ def test_a_queue_is_imported_and_its_letters_are_redriven(
     wait_until(lambda: held(sqs, dead_letter_queue)["waiting"] == 3, "the messages being visible again")
     assert txbox(*arguments, "--source", queue) == Ended(0, "2 parked, 1 processed before\n", "")
     again = json.loads(txbox(*arguments, "--source", queue, "--json").out)
-    assert again == {"parked": 0, "processed": 0, "in_flight": 0, "undeleted": 0}
+    assert again == {"parked": 0, "processed": 0, "in_flight": 0, "copies": 0, "undeleted": 0}
     assert txbox("dead-letters", "redrive", "--subscriber", "billing").out == "2 sent through again\n"
     assert held(sqs, queue)["waiting"] == 2
+    send(sqs, dead_letter_queue, ["c", "c"])
+    ended = txbox(*arguments, "--source", queue)
+    assert ended == Ended(0, "1 parked (and 1 copy of them), 0 processed before\n", "")
 
 
 def test_sqs_is_not_asked_to_move_anything_unless_new_ids_are_accepted(txbox: Txbox, dead_letter_queue: str) -> None:

@@ -54,13 +54,20 @@ class ImportedLetters:
         parked: messages that are dead letters now, or were already, and are deleted from the queue.
         processed: messages that the subscriber had processed; deleted from the queue, and no letter is kept.
         in_flight: messages that another transaction is processing; they are left in the queue.
-        undeleted: parked or processed, but SQS did not confirm that it has deleted them: import them again.
+        copies: further messages whose letter this import has parked already; deleted from the queue, too.
+        undeleted: parked, processed or copies, but SQS did not confirm that it has deleted them: import them again.
     """
 
     parked: int = 0
     processed: int = 0
     in_flight: int = 0
+    copies: int = 0
     undeleted: int = 0
+
+    @property
+    def messages(self) -> int:
+        """How many messages of the queue were looked at."""
+        return self.parked + self.processed + self.in_flight + self.copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +154,14 @@ class DeadLetterQueue:
             InvalidConfiguration: it is not known where a message was sent to; nothing of it was changed.
         """
         reader = _Reader(self._queue_url, self._client, self.source_queues, source, envelope, identify, count)
-        done = ImportedLetters()
-        while count is None or done.parked + done.processed + done.in_flight < count:
+        done, numbers = ImportedLetters(), set[int]()
+        while count is None or done.messages < count:
             received = list(reader.receive())
             if not received:
                 break
-            left = len(received) if count is None else count - (done.parked + done.processed + done.in_flight)
+            left = len(received) if count is None else count - done.messages
             reader.hand_back([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in received[left:]])
-            before, done = done, self._import(reader, letters, failures, received[:left], done)
+            before, done = done, self._import(reader, letters, failures, received[:left], done, numbers)
             # Messages that are in flight come again; with nothing else in the queue, there is only waiting left to do.
             if report(done) or done.in_flight - before.in_flight == len(received):
                 break
@@ -205,6 +212,7 @@ class DeadLetterQueue:
         failures: Failures,
         deliveries: list[Delivery],
         done: ImportedLetters,
+        numbers: set[int],
     ) -> ImportedLetters:
         committed: list[Delivery] = []
         try:
@@ -218,7 +226,10 @@ class DeadLetterQueue:
                 committed.append(delivery)
                 if number is None:
                     done = replace(done, processed=done.processed + 1)
+                elif number in numbers:
+                    done = replace(done, copies=done.copies + 1)
                 else:
+                    numbers.add(number)
                     done = replace(done, parked=done.parked + 1)
         finally:  # what is committed is deleted, whatever has come of the others
             deleted = reader.ack(committed) if committed else []

@@ -66,7 +66,7 @@ def import_letters(
         task = progress.add_task("messages", total=count)
 
         def report(so_far: "ImportedLetters") -> bool:
-            progress.update(task, completed=so_far.parked + so_far.processed)
+            progress.update(task, completed=so_far.messages - so_far.in_flight)
             return not asked.empty()
 
         letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix)
@@ -84,7 +84,8 @@ def import_letters(
     if as_json:
         print_json(asdict(done))
     else:
-        typer.echo(f"{done.parked} parked, {done.processed} processed before")
+        copies = f" (and {counted(done.copies, 'copy', 'copies')} of them)" if done.copies else ""
+        typer.echo(f"{done.parked} parked{copies}, {done.processed} processed before")
         if done.in_flight:
             typer.echo(f"{done.in_flight} left in the queue: they are being processed; import them in a minute")
         if done.undeleted:
