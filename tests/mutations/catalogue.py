@@ -1186,8 +1186,8 @@ MUTATIONS = (
         "CLI",
         "a log line shows a password",
         "workers/txbox_cli/app.py",
-        "return mask(super().format(record))",
-        "return super().format(record)",
+        "return printable(mask(super().format(record)), keep",
+        "return printable(super().format(record), keep",
         "tests/unit/txbox_cli/test_errors.py::test_log_lines_are_masked_with_their_tracebacks",
     ),
     Mutation(
