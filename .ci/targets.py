@@ -30,7 +30,7 @@ BUDGET_SECONDS = {
     "wheel": 90,
     "test-browser": 90,
     "test": 900,
-    "chaos": 570,
+    "chaos": 660,
     "test-pages": 660,
     "demo": 150,
     "test-versions": 300,
@@ -38,7 +38,7 @@ BUDGET_SECONDS = {
 }
 """What each target may take on two quiet cores; CONTRIBUTING.md says what to do when one takes longer."""
 
-WHOLE_SECONDS = 45 * 60
+WHOLE_SECONDS = 47 * 60
 """What all of it may take on two quiet cores."""
 
 LIMIT_SECONDS = 80 * 60

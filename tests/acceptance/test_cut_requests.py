@@ -17,7 +17,7 @@ from support.web.cut_short import STYLES, WHOLE
 from support.web.service import client_of
 from support.workers.business import Business
 
-SECONDS = float(os.environ.get("TXBOX_CUT_SECONDS", "8"))
+SECONDS = float(os.environ.get("TXBOX_CUT_SECONDS", "6"))
 """How long requests are sent in each style; ten minutes take all of them."""
 
 CLIENTS = 12

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from support.together.world import World
 from txbox.horizon import age_judge
 
-SECONDS = float(os.environ.get("TXBOX_TOGETHER_SECONDS", "8"))
+SECONDS = float(os.environ.get("TXBOX_TOGETHER_SECONDS", "5"))
 """How long each world lasts."""
 
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
