@@ -75,6 +75,8 @@ def test_requests_that_are_cut_short_leave_nothing_wrong(engine: Engine, schema_
     finally:
         server.kill()
         server.wait(20)
+    cut = customers.statuses[503]
+    print(f"{style}: {dict(customers.statuses)}, {cut / SECONDS:.0f} cut short a second")  # noqa: T201 - for -s
     assert customers.wrong == []
     assert customers.statuses[503] > customers.statuses[201] > 0, customers.statuses
     assert set(customers.statuses) <= {201, 409, 503}, customers.statuses
