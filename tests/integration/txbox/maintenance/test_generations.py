@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -396,5 +397,6 @@ def test_a_horizon_that_a_running_transaction_may_not_see_forgets_nothing(
 
 
 def test_horizons_that_nobody_has_settled_are_refused(generations: Generations) -> None:
+    settled: Any = None
     with pytest.raises(InvalidConfiguration, match=r"what Generations\.settle returned, not None"):
-        generations.forget(settled=None)  # type: ignore[arg-type]
+        generations.forget(settled=settled)
