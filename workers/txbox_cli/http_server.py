@@ -2,7 +2,7 @@
 
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from txbox.extras import needs
@@ -15,14 +15,22 @@ STOP_SECONDS = 5
 """How long answers under way may take at the end."""
 
 
-def serve(app: ASGIApp, listener: socket.socket) -> None:
-    """Serve on a bound socket; return after SIGTERM or SIGINT. A second SIGINT drops the answers under way."""
+def serve(app: ASGIApp, listener: socket.socket, *, trusted_proxies: Sequence[str] | None = None) -> None:
+    """Serve on a bound socket; return after SIGTERM or SIGINT. A second SIGINT drops the answers under way.
+
+    Args:
+        app: what answers.
+        listener: the bound socket.
+        trusted_proxies: addresses and networks of proxies whose ``X-Forwarded-Proto`` and ``X-Forwarded-For`` are
+            believed; None: those of uvicorn's ``FORWARDED_ALLOW_IPS``, or else of this machine.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,  # it would have the ids that people look up
         server_header=False,
         lifespan="off",
+        forwarded_allow_ips=None if trusted_proxies is None else list(trusted_proxies),
         timeout_graceful_shutdown=STOP_SECONDS,
     )
     _Server(config).run(sockets=[listener])

@@ -1,10 +1,13 @@
 """Who may see the pages, and who may act: sessions, tokens against forged requests, and headers for browsers.
 
 A person gives the dashboard's token once, and gets a session: a cookie that is signed with a key made from the token,
-so it needs no store, several processes accept it, and another token ends all sessions. An action has to come from a
-page of the same site and to carry the session's token against forgery; each of the three is enough alone, and a browser
-may lack one: the cookie is sent by the same site only (SameSite), the request says where it comes from
-(``Sec-Fetch-Site``, else ``Origin``), and its form has the token.
+so it needs no store, several processes accept it, and another token ends all sessions. A process remembers which
+sessions were signed out of it, and refuses copies of their cookies; other processes do not know of them, nor does the
+next one after a restart.
+
+An action has to come from a page of the same site and to carry the session's token against forgery; each of the three
+is enough alone, and a browser may lack one: the cookie is sent by the same site only (SameSite), the request says where
+it comes from (``Sec-Fetch-Site``, else ``Origin``), and its form has the token.
 https://cheatsheetseries.owasp.org/cheatsheets/Cross-Site_Request_Forgery_Prevention_Cheat_Sheet.html
 """
 
@@ -12,6 +15,7 @@ import base64
 import hashlib
 import hmac
 import json
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +28,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SESSION_SECONDS = 12 * 3600
 """How long a session lasts."""
+
+ENDED_SESSIONS = 10_000
+"""Sessions that were signed out and have not run out, as far as they are remembered one by one."""
 
 COOKIE = "txbox_session"
 
@@ -55,12 +62,26 @@ class Session:
     forgery_token: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a valid cookie holds."""
+
+    name: str
+    until: int
+    text: bytes
+    signature: bytes
+
+
 class Sessions:
-    """Makes and reads session cookies."""
+    """Makes, reads and ends session cookies."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
         self._key = hmac.digest(self._token, b"txbox dashboard: sessions", hashlib.sha256)
+        self._ended: dict[bytes, int] = {}
+        """When the sessions that were signed out would have run out, by their signatures."""
+        self._ended_until = 0
+        """Sessions that run out by then are refused: some of them were signed out, and are not remembered any more."""
 
     def admits(self, token: str) -> bool:
         """Whether this is the dashboard's token; it takes as long for any text."""
@@ -70,11 +91,28 @@ class Sessions:
 
     def cookie(self, name: str) -> str:
         """Return the cookie of a new session of this person."""
-        text = json.dumps({"name": name, "until": int(time.time()) + SESSION_SECONDS}).encode()
+        session = {"name": name, "until": int(time.time()) + SESSION_SECONDS, "id": secrets.token_urlsafe(12)}
+        text = json.dumps(session).encode()
         return f"{_encoded(text)}.{_encoded(self._signature(text))}"
 
     def read(self, cookie: str | None) -> Session | None:
         """Return the session of a cookie; None if it is not ours, or has ended."""
+        found = self._found(cookie)
+        return None if found is None else Session(found.name, forgery_token(self._key, found.text))
+
+    def end(self, cookie: str | None) -> None:
+        """End the session of a cookie: its copies are refused from now on. What is no session is left alone."""
+        found = self._found(cookie)
+        if found is None:
+            return
+        now = time.time()
+        self._ended = {signature: until for signature, until in self._ended.items() if until >= now}
+        self._ended[found.signature] = found.until
+        if len(self._ended) > ENDED_SESSIONS:
+            first = min(self._ended, key=self._ended.__getitem__)
+            self._ended_until = max(self._ended_until, self._ended.pop(first))
+
+    def _found(self, cookie: str | None) -> "_Found | None":
         try:
             text, signature = (_decoded(part) for part in (cookie or "").split("."))
             if not hmac.compare_digest(signature, self._signature(text)):
@@ -82,9 +120,10 @@ class Sessions:
             session: Any = json.loads(text)
         except ValueError:
             return None
-        if session["until"] < time.time():
+        found = _Found(str(session["name"]), session["until"], text, signature)
+        if found.until < time.time() or found.until <= self._ended_until or signature in self._ended:
             return None
-        return Session(str(session["name"]), forgery_token(self._key, text))
+        return found
 
     def _signature(self, text: bytes) -> bytes:
         return hmac.digest(self._key, b"session:" + text, hashlib.sha256)

@@ -1,6 +1,7 @@
 """The dashboard as an ASGI application."""
 
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ from txbox_dashboard.overview.pages import overview, subscriber
 from txbox_dashboard.pausing import pause_it, resume_it
 from txbox_dashboard.reader import Reader
 from txbox_dashboard.settings import Identify, Redact, Send, Settings
-from txbox_dashboard.view import Page, PageFunction, Renderer, Request
+from txbox_dashboard.throttle import Throttle
+from txbox_dashboard.view import Page, PageFunction, Renderer, Request, span
 
 __all__ = ["dashboard"]
 
@@ -137,6 +139,7 @@ class _Dashboard:
         self._engine = engine
         self._settings = settings
         self._sessions = Sessions(settings.token) if settings.signs_in and settings.token is not None else None
+        self._throttle = Throttle()
         self._form_key = (settings.token or secrets.token_urlsafe()).encode()
         self._renderer = Renderer()
         self._runner = LetterRunner(engine, settings)
@@ -230,19 +233,35 @@ class _Dashboard:
         form = await _form(http)
         if form is None or not is_same_site(http.headers):
             return PlainTextResponse("This form comes from another site.\n", 403)
+        address = http.client.host if http.client else None
+        wait = math.ceil(self._throttle.wait_seconds(address))
+        if wait:  # the token is not looked at, so a guess that is right is not told from others
+            refused = f"Too many wrong tokens were given. Wait {span(wait)}, and try again."
+            response = self._html(http, Page("sign_in.html", {"refused": refused}, 429), None)
+            response.headers["Retry-After"] = str(wait)
+            return response
         name = " ".join(_last(form, "name").split())[:NAME_CHARACTERS]
         if not self._sessions.admits(_last(form, "token")):
-            _log.warning("a token was refused; it came from %s", http.client.host if http.client else "unknown")
+            self._throttle.note(address)
+            _log.warning("a token was refused; it came from %s", address or "unknown")
             return self._html(http, Page("sign_in.html", {"refused": "This is not the token."}, 403), None)
         if not name:
             return self._html(http, Page("sign_in.html", {"refused": "Say who you are, for the record."}, 400), None)
+        is_secure = http.url.scheme == "https"
+        if not is_secure and http.headers.get("x-forwarded-proto") == "https":
+            _log.warning(
+                "the cookie is not Secure: %s says that the request came over TLS, but is not trusted; if it is your "
+                "proxy, name it: --trusted-proxy %s",
+                address or "what sent it",
+                address or "ADDRESS",
+            )
         response = RedirectResponse(f"{root}/", 303)
         response.set_cookie(
             COOKIE,
             self._sessions.cookie(name),
             max_age=SESSION_SECONDS,
             path=f"{root}/",
-            secure=http.url.scheme == "https",
+            secure=is_secure,
             httponly=True,
             samesite="strict",
         )
@@ -252,6 +271,8 @@ class _Dashboard:
         root = http.scope.get("root_path", "")
         response = RedirectResponse(f"{root}/sign-in", 303)
         if is_same_site(http.headers):
+            if self._sessions is not None:
+                self._sessions.end(http.cookies.get(COOKIE))
             response.delete_cookie(COOKIE, path=f"{root}/")
         return response
 

@@ -32,6 +32,26 @@ def test_it_serves_until_it_is_told_to_stop_and_asks_for_the_token(schema_url: s
     assert "".join(running.err) == ""
 
 
+@pytest.mark.parametrize(("proxy", "named"), [("127.0.0.0/8", True), ("192.0.2.1", False)])
+def test_a_cookie_is_secure_behind_a_tls_proxy_that_is_named(schema_url: str, proxy: str, *, named: bool) -> None:
+    environment = {"TXBOX_DATABASE_URL": schema_url, "TXBOX_DASHBOARD_TOKEN": "correct horse battery staple"}
+    with Running("dashboard", "--port", "0", "--trusted-proxy", proxy, env=environment) as running:
+        running.says("Ctrl-C stops")
+        address = re.search(r"http://127\.0\.0\.1:\d+", "".join(running.out))
+        assert address
+        forwarded = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
+        with httpx2.Client(base_url=address[0], trust_env=False, headers=forwarded) as client:
+            assert client.post("/sign-in", data={"name": "a", "token": "wrong"}).status_code == 403
+            form = {"name": "anna", "token": environment["TXBOX_DASHBOARD_TOKEN"]}
+            cookie = client.post("/sign-in", data=form).headers["set-cookie"].lower()
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+    assert ("; secure" in cookie) is named
+    said = "".join(running.err)
+    assert f"it came from {'203.0.113.9' if named else '127.0.0.1'}" in said
+    assert ("--trusted-proxy 127.0.0.1" in said) is not named
+
+
 def test_what_cannot_be_served_is_one_line(txbox: Txbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -41,5 +61,7 @@ def test_what_cannot_be_served_is_one_line(txbox: Txbox, monkeypatch: pytest.Mon
     (tmp_path / "hiding.py").write_text("redact = 7\n")
     monkeypatch.chdir(tmp_path)
     txbox("dashboard", "--redact", "hiding:redact").failed_in_one_line(2, "hiding:redact is a int, not a function")
+    for proxy in ("proxy.example", "*", "10.0.0.1/8"):
+        txbox("dashboard", "--trusted-proxy", proxy).failed_in_one_line(2, "--trusted-proxy", proxy)
     monkeypatch.setenv("TXBOX_DASHBOARD_TOKEN", "short")
     txbox("dashboard", "--port", "0").failed_in_one_line(1, "TXBOX_DASHBOARD_TOKEN", "at least 16 characters")

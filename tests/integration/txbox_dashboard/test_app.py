@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from support.postgres.statements import run
 from txbox import Inbox, InvalidConfiguration
 from txbox_dashboard import dashboard
+from txbox_dashboard.access import COOKIE
 from txbox_dashboard.app import PLACES
 
 from .conftest import TOKEN
@@ -88,6 +89,47 @@ def test_another_site_signs_nobody_in_or_out(open_dashboard: Open) -> None:
     pages.post("/sign-in", data={"name": "anna", "token": TOKEN})
     pages.post("/sign-out", headers=other)
     assert pages.get("/").status_code == 200
+
+
+def test_a_copied_cookie_is_refused_after_its_person_has_signed_out(open_dashboard: Open) -> None:
+    pages = open_dashboard(token=TOKEN)
+    pages.post("/sign-in", data={"name": "anna", "token": TOKEN})
+    copied = {"Cookie": f"{COOKIE}={pages.cookies[COOKIE]}"}
+    pages.cookies.clear()
+    assert pages.get("/", headers=copied).status_code == 200
+    pages.post("/sign-out", headers=copied | {"Sec-Fetch-Site": "cross-site"})
+    assert pages.get("/", headers=copied).status_code == 200
+    pages.post("/sign-out", headers=copied)
+    assert pages.get("/", headers=copied).headers["location"] == "/sign-in"
+    pages.post("/sign-in", data={"name": "anna", "token": TOKEN})
+    assert pages.get("/").status_code == 200
+
+
+def test_a_loop_of_guesses_is_throttled_and_not_answered(open_dashboard: Open) -> None:
+    pages = open_dashboard(token=TOKEN)
+    guesses = [pages.post("/sign-in", data={"name": "eve", "token": str(guess)}) for guess in range(30)]
+    assert [answer.status_code for answer in guesses] == [403] * 10 + [429] * 20
+    assert 0 < int(guesses[-1].headers["retry-after"]) <= 300
+    assert "Too many wrong tokens" in guesses[-1].text
+    assert pages.post("/sign-in", data={"name": "eve", "token": TOKEN}).status_code == 429  # nor if it is right
+
+
+def test_people_who_sign_in_are_no_guessers(open_dashboard: Open) -> None:
+    pages = open_dashboard(token=TOKEN)
+    for _ in range(30):
+        assert pages.post("/sign-in", data={"name": "anna", "token": TOKEN}).status_code == 303
+        assert pages.post("/sign-in", data={"name": " ", "token": TOKEN}).status_code == 400
+        other_site = {"Sec-Fetch-Site": "cross-site"}
+        assert pages.post("/sign-in", data={"name": "a", "token": "b"}, headers=other_site).status_code == 403
+    assert pages.post("/sign-in", data={"name": "anna", "token": "wrong"}).status_code == 403
+
+
+def test_a_cookie_that_came_over_tls_never_goes_without_it(open_dashboard: Open) -> None:
+    pages = open_dashboard(token=TOKEN)
+    form = {"name": "anna", "token": TOKEN}
+    answer = pages.post("https://127.0.0.1:8790/sign-in", data=form)
+    assert "; secure" in answer.headers["set-cookie"].lower()
+    assert "; secure" not in pages.post("/sign-in", data=form).headers["set-cookie"].lower()
 
 
 def test_a_host_that_knows_its_users_says_who_it_is(open_dashboard: Open) -> None:

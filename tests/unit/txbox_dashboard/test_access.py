@@ -43,6 +43,33 @@ def test_a_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Sessions(TOKEN).read(Sessions(TOKEN).cookie("anna")) is None
 
 
+def test_a_session_that_was_signed_out_is_read_no_more_and_others_are() -> None:
+    sessions = Sessions(TOKEN)
+    ended, other = sessions.cookie("anna"), sessions.cookie("anna")
+    sessions.end(ended)
+    sessions.end(ended)
+    for nothing in (None, "", "a.b"):
+        sessions.end(nothing)
+    assert sessions.read(ended) is None
+    assert sessions.read(other) is not None
+
+
+def test_sessions_that_were_signed_out_take_a_bounded_memory_and_none_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(access, "ENDED_SESSIONS", 3)
+    sessions = Sessions(TOKEN)
+    cookies = []
+    for seconds in range(8):
+        monkeypatch.setattr(access, "SESSION_SECONDS", 1000 + seconds)
+        cookies.append(sessions.cookie("anna"))
+    for cookie in (cookies[6], *cookies[:6]):
+        sessions.end(cookie)
+    assert [sessions.read(cookie) for cookie in cookies[:7]] == [None] * 7
+    assert sessions.read(cookies[7]) is not None
+    assert len(sessions._ended) <= 3
+
+
 @pytest.mark.parametrize(("token", "admitted"), [(TOKEN, True), ("", False), (f"{TOKEN} ", False), ("é", False)])
 def test_the_token_alone_is_admitted(token: str, *, admitted: bool) -> None:
     assert Sessions(TOKEN).admits(token) is admitted

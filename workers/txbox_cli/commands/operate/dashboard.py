@@ -46,6 +46,15 @@ def dashboard(
         list[str] | None,
         typer.Option("--allowed-host", metavar="NAME", help="A further name by which browsers reach it. Repeatable."),
     ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="ADDRESS",
+            help="A proxy whose X-Forwarded-Proto and X-Forwarded-For are believed, as an address or a network, "
+            "10.0.0.0/8; without one, those of this machine are. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Serve pages that show what is processed, sent, parked and kept, live, until SIGTERM or Ctrl-C.
 
@@ -61,6 +70,7 @@ def dashboard(
     from txbox_cli.http_server import serve
     from txbox_dashboard import dashboard as make_dashboard
 
+    proxies = [_checked_proxy(each) for each in trusted_proxy] if trusted_proxy else None
     on_loopback = _is_loopback(host)
     given = Settings().dashboard_token
     token = given.get_secret_value() if given else None
@@ -88,7 +98,7 @@ def dashboard(
         if made:
             typer.echo(f"token: {token}")
         with hangup_terminates():
-            serve(app, listener)
+            serve(app, listener, trusted_proxies=proxies)
 
 
 def _is_loopback(host: str) -> bool:
@@ -96,6 +106,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _checked_proxy(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise UsageError(
+            f"--trusted-proxy must be an address or a network, such as 10.0.0.7 or 10.0.0.0/8, not {text!r}"
+        ) from error
 
 
 def _listening(host: str, port: int) -> socket.socket:
