@@ -1,6 +1,7 @@
 """Texts of messages as they are shown: redacted, bounded, and never more than a text."""
 
 import json
+from codecs import getincrementaldecoder
 from typing import Literal
 
 from txbox_dashboard.settings import Sensitive, Settings
@@ -26,14 +27,20 @@ def redacted(
     header: str | None = None,
     *,
     most: int = SHOWN_CHARACTERS,
+    whole: str | None = None,
 ) -> str:
-    """Return a text as it is to be shown, cut after so many characters; where the hook raises, nothing of it."""
+    """Return a text as it is to be shown, cut after so many characters; where the hook raises, nothing of it.
+
+    ``whole`` says how large all of it is, where the text is only its beginning.
+    """
     if settings.redact is not None:
         try:
             text = str(settings.redact(Sensitive(kind, message_id, subscriber_id, header, text)))
         except Exception as error:  # noqa: BLE001 - what cannot be redacted is not shown
             return f"(not shown: redact raised {type(error).__name__})"
-    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters in all)"
+    if whole is None and len(text) <= most:
+        return text
+    return f"{text[:most]}… ({whole or f'{len(text):,} characters'} in all)"
 
 
 def error_line(settings: Settings, text: str, message_id: str, subscriber_id: str) -> str:
@@ -41,16 +48,27 @@ def error_line(settings: Settings, text: str, message_id: str, subscriber_id: st
     return redacted(settings, "error", text, message_id, subscriber_id, most=LINE_CHARACTERS)
 
 
-def as_text(body: bytes) -> str:
-    """Return a body as text: JSON with its lines indented, other text as it is, other bytes in hexadecimal digits."""
+def as_text(beginning: bytes, size: int) -> tuple[str, str | None]:
+    """Return a body as text: JSON with its lines indented, other text as it is, other bytes in hexadecimal digits.
+
+    Args:
+        beginning: of the body, or all of it.
+        size: of the whole body, in bytes.
+
+    Returns:
+        The text; and if that is not all, how large the whole is, in words.
+    """
+    whole = f"{size:,} bytes"
+    is_cut = len(beginning) < size
     try:
-        text = body.decode("utf-8")
+        text = getincrementaldecoder("utf-8")().decode(beginning, final=not is_cut)
     except UnicodeDecodeError:
-        more = f" … ({len(body):,} bytes in all)" if len(body) > HEX_BYTES else ""
-        return f"{body[:HEX_BYTES].hex(' ')}{more}"
+        return beginning[:HEX_BYTES].hex(" "), whole if size > HEX_BYTES else None
+    if is_cut:
+        return text, whole
     if len(text) > SHOWN_CHARACTERS:
-        return text
+        return text, None
     try:
-        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False), None
     except (ValueError, RecursionError):
-        return text
+        return text, None

@@ -229,6 +229,7 @@ class DeadLetters:
         redriven: bool = False,
         after: int = 0,
         limit: int = 100,
+        body_bytes: int | None = None,
     ) -> "list[DeadLetter]":
         """Return a page of dead letters, oldest first.
 
@@ -237,20 +238,31 @@ class DeadLetters:
             redriven: also those that do not wait: sent through again, discarded, or processed since.
             after: the last number of the page before.
             limit: how many, at most.
+            body_bytes: of each body, only so many bytes are read, the first ones; None: all.
 
         Raises:
             InvalidConfiguration: the filter's JSON path is none.
         """
         which = which if isinstance(which, LetterFilter) else LetterFilter(subscriber_id=which)
         parameters = {**which.parameters(), "all": redriven, "after": after, "page": limit}
+        parameters |= {"body_from": 0, "body_bytes": body_bytes}
         with short_transaction(self._engine) as connection, filtered(connection, self._statements, which) as adapted:
             rows = connection.exec_driver_sql(adapted(self._statements.letters), parameters).mappings()
             return [letter_from(row) for row in rows]
 
-    def get(self, dead_letter_id: int) -> DeadLetter:
-        """Return one dead letter; raises ``LetterNotFound`` if there is none of that number."""
+    def get(self, dead_letter_id: int, *, body_from: int = 0, body_bytes: int | None = None) -> DeadLetter:
+        """Return one dead letter.
+
+        Args:
+            dead_letter_id: its number.
+            body_from: with ``body_bytes``: so many bytes of the body are left out at its start.
+            body_bytes: of the body, only so many bytes are read; None: all. ``body_size`` is that of the whole.
+
+        Raises:
+            LetterNotFound: there is none of that number.
+        """
         with self._engine.connect() as connection, own_cursors(connection):
-            return self._read(connection, dead_letter_id)
+            return self._read(connection, dead_letter_id, body_from, body_bytes)
 
     def redrive(
         self,
@@ -400,8 +412,10 @@ class DeadLetters:
             number = letter.dead_letter_id or 0
             raise LetterNotFound(number, "is not discarded: its message was processed since", processed=True)
 
-    def _read(self, connection: Connection, dead_letter_id: int) -> DeadLetter:
-        wanted = {"dead_letter_id": dead_letter_id}
+    def _read(
+        self, connection: Connection, dead_letter_id: int, body_from: int = 0, body_bytes: int | None = None
+    ) -> DeadLetter:
+        wanted = {"dead_letter_id": dead_letter_id, "body_from": body_from, "body_bytes": body_bytes}
         row = connection.exec_driver_sql(self._statements.letter_of, wanted).mappings().one_or_none()
         if row is None:
             raise LetterNotFound(dead_letter_id)

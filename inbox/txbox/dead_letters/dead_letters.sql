@@ -24,8 +24,11 @@ letter.redriven_at IS NULL AND letter.discarded_at IS NULL
 {{open}} AND NOT {{processed_since}}
 
 -- fragment: letter
+-- Of its body, body_bytes bytes after the first body_from, or all of it. Its size is known without reading it.
 letter.dead_letter_id, letter.subscriber_id, letter.message_id, letter.reason, letter.error, letter.attempts,
-  letter.source, letter.body, letter.headers, letter.envelope, {{microseconds(letter.parked_at)}} AS parked_at,
+  letter.source, CASE WHEN %(body_bytes)s::int IS NULL THEN letter.body
+    ELSE substring(letter.body FROM %(body_from)s::int + 1 FOR %(body_bytes)s::int) END AS body,
+  octet_length(letter.body) AS body_size, letter.headers, letter.envelope, {{microseconds(letter.parked_at)}} AS parked_at,
   {{microseconds(letter.redriven_at)}} AS redriven_at, letter.redriven_by,
   {{microseconds(letter.discarded_at)}} AS discarded_at, letter.discarded_by, letter.note, letter.history,
   letter.order_key, letter.order_position, {{open}} AND {{processed_since}} AS processed_since
@@ -179,7 +182,7 @@ DROP FUNCTION pg_temp.txbox_finds_json(bytea, jsonpath)
 -- parameters: subscriber_id text, reasons text[], error text, since_ago interval, since timestamptz, until_ago interval,
 --   until timestamptz, source text, message_ids text[], header_names text[] (in lower case), header_values text[],
 --   numbers bigint[] (null, of all of these: any), up_to bigint, all boolean (also those that do not wait), after bigint,
---   page bigint
+--   page bigint, body_from int, body_bytes int
 -- returns: letters
 SELECT {{letter}} FROM {{dead_letter}} AS letter
 WHERE {{wanted}} AND letter.dead_letter_id > %(after)s
@@ -291,7 +294,7 @@ WHERE operation_id = %(operation_id)s AND finished_at IS NULL AND NOT EXISTS (
 
 -- name: letter_of
 -- One dead letter.
--- parameters: dead_letter_id bigint
+-- parameters: dead_letter_id bigint, body_from int, body_bytes int (null: all)
 -- returns: a letter
 SELECT {{letter}} FROM {{dead_letter}} AS letter WHERE letter.dead_letter_id = %(dead_letter_id)s
 

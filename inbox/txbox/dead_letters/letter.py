@@ -60,6 +60,7 @@ class DeadLetter:
             receive count) and ``error`` of each.
         order_key: the FIFO group, or the key, whose order it keeps; None: it keeps none.
         order_position: its place among the letters of its key; None: it holds nothing, or not any more.
+        body_size: of the whole body, in bytes, where ``body`` may be a part of it; None before it is parked.
     """
 
     subscriber_id: str
@@ -82,6 +83,7 @@ class DeadLetter:
     history: History = ()
     order_key: str | None = None
     order_position: int | None = None
+    body_size: int | None = None
 
 
 def key_of(letter: DeadLetter) -> dict[str, Any]:

@@ -6,18 +6,21 @@ import signal
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import Engine
 
 from support.aws.queues import held, send
+from support.postgres.statements import bytes_fetched
 from support.program import Ended
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work
 from txbox import DeadLetter, DeadLetters, Inbox, Reason
 from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
 from txbox_aws.sqs import SqsWorker
+from txbox_cli.commands.dead_letters.letters import BODY_BYTES, PART_BYTES
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -145,6 +148,38 @@ def test_a_discard_takes_a_note_and_is_final(txbox: Txbox, engine: Engine, numbe
         1, f"dead letter {numbers[2]} was discarded before, at 2"
     )
     txbox("dead-letters", "discard", str(numbers[2]), "--note", "again").failed_in_one_line(1, "was discarded before")
+
+
+def test_of_a_letter_of_50_mb_no_more_is_read_than_is_printed(txbox: Txbox, engine: Engine, tmp_path: Path) -> None:
+    body = b"\xff\0 a body\n" * 5_000_000
+    number = str(park(engine, "queue", "a", body=body))
+    for arguments in (["list"], ["redrive", "--all", "--dry-run"], ["list", "--json"]):
+        with bytes_fetched(Engine) as fetched:
+            assert txbox("dead-letters", *arguments).status == 0
+        assert sum(fetched) < 2000, arguments
+    with bytes_fetched(Engine) as fetched:
+        shown = txbox("dead-letters", "show", number).out
+    assert sum(fetched) < 2 * BODY_BYTES + 2000
+    assert f"body (50000000 bytes; its first {BODY_BYTES}, --body-to FILE writes all):\n\\xff\\x00 a body\n" in shown
+    assert shown.endswith("\\x00 a b\n")
+    file = tmp_path / "body"
+    with bytes_fetched(Engine) as fetched:
+        ended = txbox("dead-letters", "show", number, "--body-to", str(file))
+    assert f"body (50000000 bytes): in {file}\n" in ended.out
+    assert file.read_bytes() == body
+    assert max(fetched) < 2 * PART_BYTES + 2000
+    assert json.loads(txbox("dead-letters", "show", number, "--json").out)["body_size"] == 50_000_000
+
+
+def test_a_body_of_any_size_is_written_as_it_is(txbox: Txbox, engine: Engine, tmp_path: Path) -> None:
+    for number, body in enumerate((b"", b"\xff", "\u202e é\r\n".encode()), 1):
+        letter, file = str(park(engine, "queue", f"a{number}", body=body)), tmp_path / str(number)
+        assert txbox("dead-letters", "show", letter, "--body-to", str(file)).status == 0
+        assert file.read_bytes() == body
+    missing = str(tmp_path / "none" / "body")
+    txbox("dead-letters", "show", letter, "--body-to", missing).failed_in_one_line(1, "cannot write", missing)
+    txbox("dead-letters", "show", "99", "--body-to", str(tmp_path / "99")).failed_in_one_line(1, "99")
+    assert not (tmp_path / "99").exists()
 
 
 def test_what_was_processed_since_is_said_and_not_sent(

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
-from support.postgres.statements import run
+from support.postgres.statements import bytes_fetched, run
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.dead_letters import LetterOperations
@@ -19,7 +19,9 @@ from txbox_dashboard import Sensitive, reader
 from txbox_dashboard.app import ACTIONS
 from txbox_dashboard.letters import finder
 from txbox_dashboard.letters.finder import FIELDS, NEWEST
+from txbox_dashboard.letters.pages import BODY_BYTES
 from txbox_dashboard.reader import Reader
+from txbox_dashboard.redaction import SHOWN_CHARACTERS
 
 from .conftest import TOKEN
 from .test_pages import text_of
@@ -121,6 +123,30 @@ def test_a_letter_is_shown_without_its_body_unless_asked_and_then_redacted(
 def test_any_body_is_shown_as_text(open_dashboard: Open, engine: Engine, body: bytes) -> None:
     (number,) = park(engine, "a", body=body)
     assert open_dashboard(show_bodies=True).get(f"/letter?number={number}").status_code == 200
+
+
+@pytest.mark.parametrize(("show_bodies", "most"), [(True, 2 * BODY_BYTES + 2000), (False, 2000)])
+def test_of_a_letter_of_50_mb_no_more_is_read_than_is_shown(
+    open_dashboard: Open, engine: Engine, *, show_bodies: bool, most: int
+) -> None:
+    (number,) = park(engine, "a", body=b"x" * 50_000_000)
+    pages = open_dashboard(show_bodies=show_bodies)
+    with bytes_fetched(engine) as fetched:
+        text = text_of(pages, f"/letter?number={number}")
+    assert sum(fetched) < most, sum(fetched)
+    assert "Size 50 MB" in text
+    assert ("x" * SHOWN_CHARACTERS + "… (50,000,000 bytes in all)" in text) is show_bodies
+    assert "x" * (SHOWN_CHARACTERS + 1) not in text
+
+
+@pytest.mark.parametrize("character", ["é", "😀"])
+def test_a_body_that_is_read_in_part_is_not_cut_within_a_character(
+    open_dashboard: Open, engine: Engine, monkeypatch: pytest.MonkeyPatch, character: str
+) -> None:
+    monkeypatch.setattr("txbox_dashboard.letters.pages.BODY_BYTES", 1001)
+    (number,) = park(engine, "a", body=(character * 1000).encode() + b"...")
+    text = text_of(open_dashboard(show_bodies=True), f"/letter?number={number}")
+    assert f"{character}… ({len(character.encode()) * 1000 + 3:,} bytes in all)" in text
 
 
 READ = {

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
+import psycopg
 from sqlalchemy import Engine, event
 
 
@@ -29,6 +31,23 @@ def statements_sent(engine: Engine) -> Iterator[list[str]]:
     finally:
         for name, listener in listeners:
             event.remove(engine, name, listener)
+
+
+@contextmanager
+def bytes_fetched(engine: Engine | type[Engine]) -> Iterator[list[int]]:
+    """Collect how many bytes of values each statement has brought from the server, as they were sent."""
+    fetched: list[int] = []
+
+    def on_result(_connection: object, cursor: psycopg.Cursor[Any], *_: object) -> None:
+        found = cursor.pgresult
+        places = product(range(found.ntuples), range(found.nfields)) if found else ()
+        fetched.append(sum(len(found.get_value(*place) or b"") for place in places if found))
+
+    event.listen(engine, "after_cursor_execute", on_result)
+    try:
+        yield fetched
+    finally:
+        event.remove(engine, "after_cursor_execute", on_result)
 
 
 def run(engine: Engine, statement: str, parameters: tuple[Any, ...] = ()) -> None:

@@ -81,7 +81,7 @@ SELECT letter.subscriber_id, letter.reason, count(*) AS letters FROM {{few}} WHE
 
 -- name: one_letter
 -- One letter.
--- parameters: number bigint
+-- parameters: number bigint, body_from int, body_bytes int
 -- returns: the columns of DeadLetter
 SELECT {{letter}} FROM {{dead_letter}} AS letter WHERE letter.dead_letter_id = %(number)s
 

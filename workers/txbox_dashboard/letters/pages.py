@@ -16,6 +16,9 @@ from txbox_dashboard.view import Page, Request
 
 PAGE = 50
 
+BODY_BYTES = 128 * 1024
+"""Of a body, so much is read. It is more than is shown, so that a secret which ends there, cut, is not."""
+
 SHOWN_OPERATIONS = 10
 COUNTED = 2000
 """Letters of an operation."""
@@ -80,10 +83,11 @@ def _shown_filter(given: Mapping[str, Any], settings: Settings) -> dict[str, Any
 
 
 def letter(request: Request) -> Page:
-    """Show one dead letter, whole; its body and headers only where that is allowed."""
+    """Show one dead letter; its headers and the beginning of its body only where that is allowed."""
     number = request.number("number", 0)
+    asked = {"number": number, "body_from": 0, "body_bytes": BODY_BYTES if request.settings.show_bodies else 0}
     sql = LetterStatements.load(request.reader.schema, request.reader.prefix)
-    rows = request.reader.rows("the letter", sql.one_letter, {"number": number})
+    rows = request.reader.rows("the letter", sql.one_letter, asked)
     if rows is not None and not rows:
         return Page("problem.html", {"title": "There is none", "text": f"There is no dead letter {number}."}, 404)
     if not rows:
@@ -92,8 +96,10 @@ def letter(request: Request) -> Page:
     found, settings = letter_from(rows[0]), request.settings
     operations = request.reader.rows("its operations", sql.operations_of, {"number": number}) or ()
 
-    def shown(kind: Any, text: str, header: str | None = None) -> str:
-        return redacted(settings, kind, text, found.message_id, found.subscriber_id, header)
+    body, whole_body = as_text(found.body, found.body_size or 0)
+
+    def shown(kind: Any, text: str, header: str | None = None, *, whole: str | None = None) -> str:
+        return redacted(settings, kind, text, found.message_id, found.subscriber_id, header, whole=whole)
 
     history = [
         {"at": each.get("at"), "delivery": each.get("delivery"), "error": shown("error", str(each.get("error", "")))}
@@ -111,7 +117,7 @@ def letter(request: Request) -> Page:
                 for row in operations
             ],
             "show_bodies": settings.show_bodies,
-            "body": shown("body", as_text(found.body)) if settings.show_bodies else None,
+            "body": shown("body", body, whole=whole_body) if settings.show_bodies else None,
             "headers": {name: shown("header", value, name) for name, value in sorted(found.headers.items())}
             if settings.show_bodies
             else {},

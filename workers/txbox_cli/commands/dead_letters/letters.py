@@ -1,18 +1,27 @@
 """``txbox dead-letters list`` and ``show``."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from txbox import DeadLetter, DeadLetters
 from txbox_cli.commands.dead_letters.filters import FilterOptions, refused_as_usage
+from txbox_cli.errors import CommandFailed
 from txbox_cli.options import DatabaseOptions, JsonOption
 from txbox_cli.output import print_json, print_table, printable
 
 ERROR_CHARACTERS = 100
 """Of an error in the list; `show` has all of it."""
+
+BODY_BYTES = 64 * 1024
+"""Of a body, `show` prints so much, at most."""
+
+PART_BYTES = 8 * 1024 * 1024
+"""Of a body that is written to a file, read at a time. Of one that is compressed, the server unpacks all before it."""
 
 LINE_ENDS = "\n\t"
 
@@ -35,7 +44,7 @@ def list_letters(
     """
     with db.engine() as engine, refused_as_usage():
         letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix).list(
-            which, redriven=redriven, after=after, limit=limit
+            which, redriven=redriven, after=after, limit=limit, body_bytes=0
         )
     if as_json:
         print_json([summary(letter) for letter in letters])
@@ -74,24 +83,51 @@ def print_letters(letters: Sequence[DeadLetter], *, states: bool = False) -> Non
 def show(
     number: Annotated[int, typer.Argument(help="The letter's number, from `txbox dead-letters list`.")],
     db: DatabaseOptions,
+    body_to: Annotated[
+        Path | None, typer.Option("--body-to", metavar="FILE", help="Write the whole body to it, as it was delivered.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one dead letter whole: its error, headers and body."""
+    """Show one dead letter: its error and headers, and its body as far as it fits a page.
+
+    The whole body is written by --body-to, and is part of --json.
+    """
     with db.engine() as engine:
-        letter = DeadLetters(engine, schema=db.schema, prefix=db.prefix).get(number)
+        letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix)
+        letter = letters.get(number, body_bytes=None if as_json else BODY_BYTES)
+        if body_to is not None:
+            _write_body(letters, letter, body_to)
     if as_json:
         print_json(asdict(letter))
         return
     key = {"key": letter.envelope["outbox"].get("key")} if "outbox" in letter.envelope else {}
-    shown = {name: value for name, value in summary(letter).items() if name not in ("history", "processed_since")}
+    left_out = ("history", "processed_since", "body_size")
+    shown = {name: value for name, value in summary(letter).items() if name not in left_out}
     state = {"state": _state(letter) or None}
     for name, value in {**shown, **state, **key, "headers": dict(letter.headers)}.items():
         if value is not None:
             typer.echo(f"{name + ':':16}{printable(str(value), keep=LINE_ENDS)}")
     for one in letter.history:
         typer.echo(f"counted:        delivery {one['delivery']}, {one['at']}: {printable(one['error'])}")
-    body = letter.body.decode("utf-8", "backslashreplace")
-    typer.echo(f"body ({len(letter.body)} bytes):\n{printable(body, keep=LINE_ENDS)}")
+    size = f"{letter.body_size} bytes"
+    if body_to is not None:
+        typer.echo(f"body ({size}): in {printable(str(body_to))}")
+        return
+    is_cut = len(letter.body) < (letter.body_size or 0)
+    more = f"; its first {len(letter.body)}, --body-to FILE writes all" if is_cut else ""
+    body = getincrementaldecoder("utf-8")("backslashreplace").decode(letter.body, final=not is_cut)
+    typer.echo(f"body ({size}{more}):\n{printable(body, keep=LINE_ENDS)}")
+
+
+def _write_body(letters: DeadLetters, letter: DeadLetter, path: Path) -> None:
+    """Write the body of a letter to a file, part by part."""
+    number, size, written = letter.dead_letter_id or 0, letter.body_size or 0, 0
+    try:
+        with path.open("wb") as file:
+            while written < size:
+                written += file.write(letters.get(number, body_from=written, body_bytes=PART_BYTES).body)
+    except OSError as error:
+        raise CommandFailed(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def summary(letter: DeadLetter) -> dict[str, object]:

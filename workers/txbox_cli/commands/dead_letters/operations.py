@@ -215,7 +215,7 @@ def _show(
     ``expired``: also those that are too old to judge. ``in_order``: but for those behind others that are not meant.
     """
     counts = LetterOperations(engine, schema=db.schema, prefix=db.prefix).counts(which, expired=expired)
-    letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix).list(which, limit=SHOWN_LETTERS)
+    letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix).list(which, limit=SHOWN_LETTERS, body_bytes=0)
     left = sum(count.letters for count in counts if count.reason is Reason.EXPIRED and not expired)
     done = [count for count in counts if expired or count.reason is not Reason.EXPIRED]
     behind = sum(count.behind for count in done) if in_order else 0
