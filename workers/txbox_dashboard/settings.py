@@ -21,7 +21,8 @@ class Sensitive:
         message_id: whose; empty where an error is one of several messages, or of a bulk load.
         subscriber_id: who has parked or processed the message; for one of the outbox, its destination.
         header: the name of the header; None for a body or an error.
-        text: what would be shown; bytes that are no text are shown as such.
+        text: what would be shown, and more of it; of a body, what its first 128 KiB hold. Bytes that are no text are
+            hexadecimal digits.
     """
 
     kind: Literal["body", "header", "error"]

@@ -385,17 +385,18 @@ class DeadLetters:
         note: str,
         by: str | None = None,
         on_its_way: bool = True,
+        body_bytes: int | None = None,
     ) -> DeadLetter:
         """Give a parked message up in the caller's transaction, as ``discard``.
 
         ``on_its_way``: also one that was redriven and holds its key. Not where it was chosen because it waited: its
-        copy, which was sent since, would be refused.
+        copy, which was sent since, would be refused. ``body_bytes``: so much of the body is returned; None: all.
         """
         if not note.strip():
             raise InvalidConfiguration("to discard a dead letter takes a note that says why")
         wanted = {"dead_letter_id": dead_letter_id}
         connection.exec_driver_sql(self._statements.lock_letters, wanted)
-        letter = self._read(connection, dead_letter_id)
+        letter = self._read(connection, dead_letter_id, body_bytes=body_bytes)
         holds = letter.order_position is not None and letter.discarded_at is None
         if on_its_way and holds and letter.redriven_at is not None:
             self._refuse_copy(connection, letter)

@@ -252,7 +252,7 @@ class LetterOperations:
             note, named = operation.note or "", "numbers" in operation.filter
 
             def discard(connection: Connection, dead_letter_id: int) -> LetterResult:
-                self._letters.discard_in(connection, dead_letter_id, note=note, by=by, on_its_way=named)
+                self._letters.discard_in(connection, dead_letter_id, note=note, by=by, on_its_way=named, body_bytes=0)
                 return LetterResult(dead_letter_id, LetterOutcome.DISCARDED)
 
             return discard

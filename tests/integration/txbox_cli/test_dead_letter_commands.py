@@ -169,6 +169,9 @@ def test_of_a_letter_of_50_mb_no_more_is_read_than_is_printed(txbox: Txbox, engi
     assert file.read_bytes() == body
     assert max(fetched) < 2 * PART_BYTES + 2000
     assert json.loads(txbox("dead-letters", "show", number, "--json").out)["body_size"] == 50_000_000
+    with bytes_fetched(Engine) as fetched:
+        assert txbox("dead-letters", "discard", number, "--note", "it is too large").out == "1 discarded\n"
+    assert sum(fetched) < 5000
 
 
 def test_a_body_of_any_size_is_written_as_it_is(txbox: Txbox, engine: Engine, tmp_path: Path) -> None:
