@@ -80,8 +80,8 @@ ORDER BY letter.dead_letter_id DESC LIMIT %(page)s
 SELECT letter.subscriber_id, letter.reason, count(*) AS letters FROM {{few}} WHERE {{wanted}} GROUP BY 1, 2
 
 -- name: one_letter
--- One letter.
--- parameters: number bigint, body_from int, body_bytes int
+-- One letter. It takes the parameters of the fragment letter, too.
+-- parameters: number bigint
 -- returns: the columns of DeadLetter
 SELECT {{letter}} FROM {{dead_letter}} AS letter WHERE letter.dead_letter_id = %(number)s
 

@@ -69,7 +69,18 @@ def test_a_letter_comes_back_as_it_was_parked(engine: Engine, dead_letters: Dead
         now = connection.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
     assert found.parked_at is not None
     assert found.parked_at < now
-    assert found == like(dead_letter_id=number, parked_at=found.parked_at, redriven_at=None)
+    assert found == like(dead_letter_id=number, parked_at=found.parked_at, redriven_at=None, body_size=len(LETTER.body))
+
+
+def test_of_a_body_only_a_part_is_read_where_that_is_asked(dead_letters: DeadLetters) -> None:
+    body = bytes(range(256)) * 40
+    number = dead_letters.park(like(body=body)) or 0
+    for body_from, body_bytes in ((0, 0), (0, 7), (7, 1000), (10_000, 1000), (len(body), 5)):
+        found = dead_letters.get(number, body_from=body_from, body_bytes=body_bytes)
+        assert (found.body, found.body_size) == (body[body_from:][:body_bytes], len(body))
+    (listed,) = dead_letters.list(body_bytes=3)
+    assert (listed.body, listed.body_size) == (body[:3], len(body))
+    assert dead_letters.get(number).body == dead_letters.list()[0].body == body
 
 
 def test_every_byte_of_a_body_is_kept(dead_letters: DeadLetters) -> None:
