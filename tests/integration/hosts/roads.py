@@ -64,7 +64,7 @@ def async_worker_(host: Host, url: str) -> None:
 
 
 def async_options(host: Host, engine: Any) -> dict[str, Any]:
-    options = host.sessions(engine.sync_engine)
+    options = host.sessions(engine)
     return {"sync_session_class": options["class_"]} if "class_" in options else options
 
 
@@ -179,13 +179,14 @@ def pages(host: Host, url: str) -> str:
     engine = host.engine(url)
     try:
         with TestClient(dashboard(engine), base_url="http://127.0.0.1:8790") as client:
-            return "\n".join(words(client.get(path)) for path in ("/", "/subscriber?id=billing", "/letters", "/outbox"))
+            return "\n".join(words(client.get(path)) for path in ("/", "/subscriber?id=billing", "/letters", "/outbox", "/message?id=ä1", "/leases", "/loads", "/maintenance"))
     finally:
         engine.dispose()
 
 
 def words(answer: Any) -> str:
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.text)).split())
+    text = re.sub(r"read in \d+ ms|≈ \d+", "", unescape(re.sub(r"<[^>]+>", " ", answer.text)))
+    return " ".join(text.split())
 
 
 ROADS: dict[str, Callable[[Host, str], None]] = {

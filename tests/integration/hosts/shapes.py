@@ -147,14 +147,16 @@ def no_options(engine: Engine) -> dict[str, Any]:
     return {}
 
 
-def binds(engine: Engine) -> dict[str, Any]:
+def binds(engine: Any) -> dict[str, Any]:
     return {"binds": {Base: engine}}
 
 
-def routing(engine: Engine) -> dict[str, Any]:
+def routing(engine: Any) -> dict[str, Any]:
+    plain_engine = getattr(engine, "sync_engine", engine)
+
     class Routing(Session):
         def get_bind(self, *_: Any, **__: Any) -> Engine:
-            return engine
+            return plain_engine
 
     return {"class_": Routing}
 

@@ -19,7 +19,7 @@ def test_m(host, road, schema_url, engine, business, make_database):
                 worker(Host(), schema_url)
                 out = pages(h, url)
                 exp = pages(Host(), schema_url)
-                out = "SAME" if out == exp else f"DIFF {out[:1500]}\n   exp {exp[:600]}" 
+                out = "SAME" if out == exp else f"DIFF {[(a[:90], a[-900:], b[-500:]) for a, b in zip(out.split(chr(10)), exp.split(chr(10))) if a != b]}" 
             else:
                 ROADS[road](h, url)
         except BaseException as e:
