@@ -38,7 +38,7 @@ from txbox.postgres.guards.transaction_guard import ends_transaction, is_ended, 
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_retryable
-from txbox.postgres.transactions import commits_by_itself, missing_schema
+from txbox.postgres.transactions import commits_by_itself, unusable
 from txbox_http.answer import Answer, headers_of, kept_headers
 from txbox_http.problems import conflict, key_reused, parked, problem_of
 from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer, until_done
@@ -192,9 +192,9 @@ class InTransaction:
         try:
             return fetch_one(session.connection(), statement, ids | values)
         except Exception as error:
-            missing = missing_schema(cast(Any, error), self._statements.name_of("kept_response"))
-            if missing is not None:
-                raise missing from error
+            refusal = unusable(cast(Any, error), self._statements.name_of("kept_response"))
+            if refusal is not None:
+                raise refusal from error
             raise
 
 

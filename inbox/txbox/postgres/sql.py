@@ -66,9 +66,15 @@ def with_moments(row: RowMapping, *names: str) -> dict[str, Any]:
 
 
 def read_nothing(table: Table) -> str:
-    """Return a statement that fails if a table is not there, lacks a column, or is not ours to read."""
+    """Return a statement that fails if a table is not there, lacks a column, or is not ours to read.
+
+    It returns whether row-level security may hide rows of the table from this user.
+    """
     columns = ", ".join(_PREPARER.quote(column.name) for column in table.columns)
-    return f"SELECT {columns} FROM {quoted(table)} LIMIT 0"
+    return (
+        f"SELECT row_security_active('{literal(quoted(table))}'::regclass) "
+        f"FROM (SELECT) AS one LEFT JOIN (SELECT {columns} FROM {quoted(table)} LIMIT 0) AS nothing ON true"
+    )
 
 
 def literal(name: str) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "OUT_OF_MEMORY",
     "PREPARED_REMEDY",
     "QUERY_CANCELED",
+    "READ_ONLY",
     "SERIALIZATION_FAILURE",
     "TIMED_OUT",
     "UNDEFINED_COLUMN",
@@ -43,6 +44,7 @@ INSUFFICIENT_PRIVILEGE = "42501"
 INVALID_CURSOR_NAME = "34000"
 OUT_OF_MEMORY = "53200"  # the table of locks is full, too
 QUERY_CANCELED = "57014"  # by a time-out, or by a person
+READ_ONLY = "25006"  # read_only_sql_transaction
 UNDEFINED_COLUMN = "42703"
 UNDEFINED_TABLE = "42P01"
 TIMED_OUT = frozenset({"25P03", "25P04"})  # idle_in_transaction_session_timeout, transaction_timeout
@@ -127,9 +129,9 @@ _PREPARED = ("26000", "42P05")  # invalid_sql_statement_name, duplicate_prepared
 
 _SESSION_STATES = frozenset(
     {
-        "25006",  # read_only_sql_transaction
         "3F000",  # invalid_schema_name
         QUERY_CANCELED,
+        READ_ONLY,
     }
 )
 

@@ -11,7 +11,14 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError, MissingGreenlet, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
-from txbox.errors import InvalidConfiguration, NotInTransaction, RightsMissing, SchemaMissing, TableLocked
+from txbox.errors import (
+    InvalidConfiguration,
+    NotInTransaction,
+    RightsMissing,
+    SchemaMissing,
+    TableLocked,
+    TxboxError,
+)
 from txbox.postgres.driver_cursor import open_cursor, run
 from txbox.postgres.drivers.greenlets import in_greenlet, run_in_greenlet
 from txbox.postgres.drivers.own_adapters import own_cursors
@@ -31,6 +38,7 @@ from txbox.postgres.sqlstates import (
     DATABASE_ERRORS,
     INSUFFICIENT_PRIVILEGE,
     LOCK_NOT_AVAILABLE,
+    READ_ONLY,
     UNDEFINED_COLUMN,
     UNDEFINED_TABLE,
     sqlstate,
@@ -214,17 +222,24 @@ def check_table(connection: Connection, table: Table) -> None:
     Raises:
         SchemaMissing: it is not there, or of an older version.
         RightsMissing: this user may not read it.
+        InvalidConfiguration: row-level security may hide rows of it from this user.
         TableLocked: another session has locked it.
     """
     try:
         with bounded_wait(connection, table):
-            run(connection, read_nothing(table))
+            may_hide = run(connection, read_nothing(table)).scalar_one()
     except DATABASE_ERRORS as error:
         if (missing := missing_schema(error, unescaped(quoted(table)))) is not None:
             raise missing from error
         if sqlstate(error) == INSUFFICIENT_PRIVILEGE:
             raise _rights_missing(error, table) from error
         raise
+    if may_hide:
+        name = unescaped(quoted(table))
+        raise InvalidConfiguration(
+            f"row-level security may hide rows of {name} from this user: ALTER TABLE {name} DISABLE ROW LEVEL SECURITY, "
+            "or give the user's role BYPASSRLS"
+        )
 
 
 @contextmanager
@@ -260,6 +275,26 @@ def missing_schema(error: DBAPIError | psycopg.Error, table: str) -> SchemaMissi
     if code == UNDEFINED_COLUMN:
         return SchemaMissing(table, str(getattr(error, "orig", error)).splitlines()[0])
     return SchemaMissing(table) if code == UNDEFINED_TABLE else None
+
+
+def unusable(error: DBAPIError | psycopg.Error, table: str) -> TxboxError | None:
+    """Return what to raise, in one line, if a statement that writes our table has failed as this user cannot write it.
+
+    The table is missing, or of an older version; the user lacks a right, or a policy refuses the row; or the server
+    takes no writes.
+    """
+    if (missing := missing_schema(error, table)) is not None:
+        return missing
+    code = sqlstate(error)
+    if code == READ_ONLY:
+        return InvalidConfiguration(
+            f"{table} cannot be written: this server is a standby, or default_transaction_read_only is on; connect to "
+            "the primary"
+        )
+    if code == INSUFFICIENT_PRIVILEGE:
+        said = str(getattr(error, "orig", error)).partition("\n")[0]
+        return InvalidConfiguration(f"{table} cannot be written by this user: {said}")
+    return None
 
 
 def valid_lock_timeout(wait_seconds: float, argument: str) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from txbox import Expired, InFlight, InvalidMessageId, MalformedMessage, Mismatch, SchemaMissing
+from txbox import Expired, InFlight, InvalidMessageId, MalformedMessage, Mismatch, SchemaMissing, TxboxError
 from txbox.dead_letters.failures import describe
 from txbox.dead_letters.order import KeyHeld
 from txbox.postgres.drivers.greenlets import is_cancelled
@@ -120,9 +120,13 @@ def _ours(error: BaseException, *, before_handler: bool) -> DatabaseUnavailable:
 
 
 def unavailable(error: BaseException, *, before_handler: bool = False) -> DatabaseUnavailable:
-    """Say what has failed, without the values of the statement: they are the content of messages."""
+    """Say in one line what has failed, without the values of the statement: they are the content of messages."""
+    found = without_values(error)
+    primary = found.diag.message_primary if isinstance(found, psycopg.Error) else None
+    is_said = isinstance(found, TxboxError)  # its cause is the server's own words
+    text = f"{type(found).__name__}: {primary or found}" if primary or is_said else " ".join(describe(found).split())
     remedy = f"; {PREPARED_REMEDY}" if is_lost_prepared_statement(error) else ""
-    return DatabaseUnavailable(f"{describe(error)}{remedy}", before_handler=before_handler)
+    return DatabaseUnavailable(f"{text}{remedy}", before_handler=before_handler)
 
 
 def without_values(error: BaseException) -> BaseException:
