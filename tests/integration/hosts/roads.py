@@ -1,11 +1,12 @@
-"""Roads by which a host has messages applied: each is given two messages and a duplicate of the first."""
+"""Roads by which a host has messages applied: each is given two messages and a duplicate of the first.
+
+Each raises ``TxboxError``, or ``Unusable``, where it refuses the host.
+"""
 
 import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass
 from html import unescape
 from typing import Annotated, Any
 
@@ -13,18 +14,21 @@ from celery import Celery
 from django.db import connections
 from django.db.backends.signals import connection_created
 from fastapi import Depends, FastAPI
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.testclient import TestClient
 
-from integration.hosts.shapes import Host, Server
+from integration.hosts.shapes import Host, Place
 from support.aws.lambda_events import Context, event, record
 from support.django_shop import project
 from support.txbox.publishers import RecordingPublisher
+from support.waiting import wait_until
 from support.workers import async_worker
 from support.workers.business import APPLY, apply
-from support.workers.memory_worker import AT_ONCE, at_work, messages, work_off
-from txbox import Inbox, Message, Outbox, Outgoing
+from support.workers.memory_worker import AT_ONCE, at_work, make, messages
+from txbox import AsyncInbox, Inbox, Message, Outbox
+from txbox.instrumentation import DatabaseLost, Event
 from txbox.relay import Relay
 from txbox_aws.lambda_ import sqs_handler
 from txbox_celery import inbox_task
@@ -32,170 +36,235 @@ from txbox_dashboard import dashboard
 from txbox_django import database_engine, orm_worker
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone
 from txbox_workers.memory_source import MemorySource
+from txbox_workers.processing.outage_errors import DatabaseUnavailable
 from txbox_workers.worker import Worker
 
 IDS = ("ä1", "ä2", "ä1")
+PAGES = ("/", "/subscriber?id=billing", "/message?id=ä1", "/letters", "/outbox", "/leases", "/loads", "/maintenance")
 
 
-def inbox() -> Inbox:
-    return Inbox("billing", wait_seconds=0.2)
+class Unusable(Exception):
+    """What a worker logs, or a page shows, while the database cannot be used."""
 
 
-def worker(host: Host, url: str) -> None:
-    engine = host.engine(url)
-    try:
-        sessions = sessionmaker(**host.sessions(engine))
-        work_off(MemorySource(messages(*IDS)), engine, session_factory=sessions, max_attempts=1)
-    finally:
-        engine.dispose()
+class Losses:
+    """A worker's source, and the outages that the worker logs."""
+
+    def __init__(self) -> None:
+        self.source = MemorySource(messages(*IDS))
+        self._texts: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, DatabaseLost):
+            self._texts.append(str(event.error))
+
+    def wait(self) -> None:
+        """Wait until all is acked, or the database is lost."""
+        wait_until(lambda: bool(self._texts) or self.source.wait_until_empty(0), "all is acked", timeout=20)
+
+    def tell(self) -> None:
+        """Raise what was logged, if anything was."""
+        if self._texts:
+            raise Unusable(self._texts[0])
 
 
-def async_worker_(host: Host, url: str) -> None:
-    async def run() -> None:
-        engine = host.async_engine(url)
-        try:
-            sessions = async_sessionmaker(**async_options(host, engine))
-            source = MemorySource(messages(*IDS))
-            await async_worker.work_off(source, engine, session_factory=sessions, max_attempts=1)
-        finally:
-            await engine.dispose()
-
-    asyncio.run(run())
+def by_worker(host: Host, engine: Engine) -> None:
+    losses = Losses()
+    sessions = sessionmaker(**host.sessions(engine))
+    with at_work(make(losses.source, engine, session_factory=sessions, hooks=[losses])):
+        losses.wait()
+    losses.tell()
 
 
-def async_options(host: Host, engine: Any) -> dict[str, Any]:
+async def by_async_worker(host: Host, engine: Any) -> None:
+    losses = Losses()
+    sessions = async_sessionmaker(**async_sessions(host, engine))
+    async with async_worker.make(losses.source, engine, session_factory=sessions, hooks=[losses]):
+        await asyncio.to_thread(losses.wait)
+    losses.tell()
+
+
+def async_sessions(host: Host, engine: Any) -> dict[str, Any]:
+    """Return options of an ``async_sessionmaker``."""
     options = host.sessions(engine)
     return {"sync_session_class": options["class_"]} if "class_" in options else options
 
 
-def function(host: Host, url: str) -> None:
-    engine = host.engine(url)
-    try:
-        handle = sqs_handler(
-            inbox=inbox(),
-            engine=engine,
-            handler=apply,
-            max_attempts=1,
-            session_factory=sessionmaker(**host.sessions(engine)),
-        )
-        for id_ in IDS:
-            handle(event(record(id_)), Context(30))
-    finally:
-        engine.dispose()
+def by_function(host: Host, engine: Engine) -> None:
+    sessions = sessionmaker(**host.sessions(engine))
+    handle = sqs_handler(inbox=Inbox("billing"), engine=engine, handler=apply, session_factory=sessions)
+    for id_ in IDS:
+        assert handle(event(record(id_)), Context(30)) == {"batchItemFailures": []}
 
 
-def requests(host: Host, url: str) -> None:
-    engine = host.engine(url)
-    try:
-        once = Idempotency(InTransaction(sessionmaker(engine, **host.sessions(engine)), inbox()), caller=everyone)
-        app = FastAPI()
-        app.add_middleware(IdempotencyMiddleware, once)
+def by_request(host: Host, engine: Engine) -> None:
+    sessions = sessionmaker(engine, **host.sessions(engine))
+    app, once = service(InTransaction(sessions, Inbox("billing")))
 
-        @app.post("/{number}")
-        def buy(number: str, session: Annotated[Session, Depends(once)]) -> None:
-            session.execute(APPLY, {"id": number, "body": ""})
+    @app.post("/{item}")
+    def buy(item: str, session: Annotated[Session, Depends(once)]) -> None:
+        session.execute(APPLY, {"id": item, "body": ""})
 
-        ask(app)
-    finally:
-        engine.dispose()
-
-
-def async_requests(host: Host, url: str) -> None:
-    engine = host.async_engine(url)
-    options = async_options(host, engine)
-    once = Idempotency(InTransaction(async_sessionmaker(engine, **options), inbox()), caller=everyone)
-    app = FastAPI(on_shutdown=[engine.dispose])
-    app.add_middleware(IdempotencyMiddleware, once)
-
-    @app.post("/{number}")
-    async def buy(number: str, session: Annotated[AsyncSession, Depends(once)]) -> None:
-        await session.execute(APPLY, {"id": number, "body": ""})
-
-    ask(app)
-
-
-def ask(app: FastAPI) -> None:
     with TestClient(app) as client:
-        for id_ in IDS:
-            client.post(f"/{id_}", headers={"idempotency-key": '"' + id_.replace("ä", "a") + '"'}).raise_for_status()
+        ask(client)
 
 
-def task(host: Host, url: str) -> None:
-    engine = host.engine(url)
+async def by_async_request(host: Host, engine: Any) -> None:
+    sessions = async_sessionmaker(engine, **async_sessions(host, engine))
+    app, once = service(InTransaction(sessions, AsyncInbox("billing")))
+
+    @app.post("/{item}")
+    async def buy(item: str, session: Annotated[AsyncSession, Depends(once)]) -> None:
+        await session.execute(APPLY, {"id": item, "body": ""})
+
+    def ask_and_close() -> None:  # the client has a loop of its own
+        with TestClient(app) as client:
+            try:
+                ask(client)
+            finally:
+                assert client.portal is not None
+                client.portal.call(engine.dispose)
+
+    await asyncio.to_thread(ask_and_close)
+
+
+def service(strength: InTransaction) -> tuple[FastAPI, Idempotency]:
+    once = Idempotency(strength, caller=everyone)
+    app = FastAPI()
+    app.add_middleware(IdempotencyMiddleware, once)
+    return app, once
+
+
+def ask(client: TestClient) -> None:
+    for id_ in IDS:
+        key = id_.replace("ä", "a")  # a header is ASCII
+        client.post(f"/{id_}", headers={"idempotency-key": f'"{key}"'}).raise_for_status()
+
+
+def by_task(_: Host, engine: Engine) -> None:
     app = Celery("hosts", set_as_current=False)
+
+    @inbox_task(app, inbox=Inbox("billing"), engine=engine)
+    def buy(session: Session, id_: str) -> None:
+        session.execute(APPLY, {"id": id_, "body": ""})
+
     try:
-
-        @inbox_task(app, inbox=inbox(), engine=engine)
-        def buy(session: Session, id_: str) -> None:
-            session.execute(APPLY, {"id": id_, "body": ""})
-
         for id_ in IDS:
             buy.apply((id_,), task_id=id_).get()
+    except DatabaseUnavailable as error:  # what Celery is to send again
+        raise Unusable(str(error)) from error
     finally:
         app.close()
-        engine.dispose()
 
 
-def django(host: Host, url: str) -> None:
-    project.use(url)
+def by_django(host: Host, place: Place) -> None:
+    """Django makes the connections, of the same URL."""
+    project.use(place.url)
+    losses = Losses()
 
-    def connected(connection: Any, **_: object) -> None:
+    def register(connection: Any, **_: object) -> None:
         host.register(connection.connection)
 
     def handle(message: Message) -> None:
         with connections["default"].cursor() as cursor:
             cursor.execute("INSERT INTO effect (message_id, body) VALUES (%s, '')", [message.id])
 
-    connection_created.connect(connected)
-    engine = database_engine(**{k: v for k, v in host.options.items() if k != "connect_args"})
+    connection_created.connect(register)
+    engine = database_engine(**{name: value for name, value in host.options.items() if name != "connect_args"})
+    worker = orm_worker(
+        Worker, losses.source, handler=handle, engine=engine, inbox=Inbox("billing"), backoff=AT_ONCE, hooks=[losses]
+    )
     try:
-        source = MemorySource(messages(*IDS))
-        made = orm_worker(
-            Worker, source, handler=handle, engine=engine, inbox=inbox(), backoff=AT_ONCE, max_attempts=1
-        )
-        with at_work(made):
-            assert source.wait_until_empty(20)
+        with at_work(worker):
+            losses.wait()
     finally:
-        connection_created.disconnect(connected)
+        connection_created.disconnect(register)
         engine.dispose()
         connections.close_all()
+    losses.tell()
 
 
-def relay(host: Host, url: str) -> None:
-    engine = host.engine(url)
+def by_relay(host: Host, engine: Engine) -> None:
     broker = RecordingPublisher()
+    with at_work(Relay(engine, {"own": broker})):
+        with sessionmaker(engine, **host.sessions(engine)).begin() as session:
+            for id_ in IDS[:2]:
+                Outbox().publish(session, "own:x", id_)
+        broker.wait_for(2, timeout=10)
+    assert Counter(broker.bodies) == Counter(IDS[:2])
+
+
+def in_dashboard(_: Host, engine: Engine, truth: str | None) -> None:
+    """Its pages show what those over a plain engine show, or say why not."""
+    shown = pages(engine)
+    expected = dict.fromkeys(PAGES, "") if truth is None else over_plain_engine(truth, pages)
+    differing = [text for path, text in shown.items() if text != expected[path]]
+    for text in differing:
+        assert (found := re.search(REASON, text)), text
+    if differing:
+        raise Unusable(found[1] or found[2])
+
+
+REASON = r"The database cannot be used\. (.+?) txbox \d|may not read it: (.+?) (?:·|txbox \d)"
+"""What a page says in place of what it cannot read."""
+
+
+def pages(engine: Engine) -> dict[str, str]:
+    with TestClient(dashboard(engine), base_url="http://127.0.0.1:8790") as client:
+        return {path: words(client.get(path).text) for path in PAGES}
+
+
+def words(page: str) -> str:
+    """Return the words of a page, without the figures of estimates and durations."""
+    text = unescape(re.sub(r"<[^>]+>", " ", page))
+    return " ".join(re.sub(r"read in \d+ ms|≈ \d+", "", text).split())
+
+
+def over_plain_engine(url: str, work: Callable[[Engine], Any]) -> Any:
+    engine = create_engine(url)
     try:
-        with at_work(Relay(engine, {"own": broker}, backoff=AT_ONCE)):
-            with sessionmaker(engine, **host.sessions(engine)).begin() as session:
-                for id_ in IDS[:2]:
-                    Outbox().publish(session, "own:x", id_)
-            broker.wait_for(2, timeout=5)
-        assert Counter(broker.bodies) == Counter(IDS[:2])
+        return work(engine)
     finally:
         engine.dispose()
 
 
-def pages(host: Host, url: str) -> str:
-    engine = host.engine(url)
-    try:
-        with TestClient(dashboard(engine), base_url="http://127.0.0.1:8790") as client:
-            return "\n".join(words(client.get(path)) for path in ("/", "/subscriber?id=billing", "/letters", "/outbox", "/message?id=ä1", "/leases", "/loads", "/maintenance"))
-    finally:
-        engine.dispose()
+def _with_engine(work: Callable[[Host, Engine], None]) -> Callable[[Host, Place], None]:
+    def road(host: Host, place: Place) -> None:
+        engine = host.engine(place.url)
+        try:
+            work(host, engine)
+        finally:
+            engine.dispose()
+
+    return road
 
 
-def words(answer: Any) -> str:
-    text = re.sub(r"read in \d+ ms|≈ \d+", "", unescape(re.sub(r"<[^>]+>", " ", answer.text)))
-    return " ".join(text.split())
+def _with_async_engine(work: Callable[[Host, Any], Any]) -> Callable[[Host, Place], None]:
+    async def run(host: Host, place: Place) -> None:
+        engine = host.async_engine(place.url)
+        try:
+            await work(host, engine)
+        finally:
+            await engine.dispose()
+
+    return lambda host, place: asyncio.run(run(host, place))
 
 
-ROADS: dict[str, Callable[[Host, str], None]] = {
-    "worker": worker,
-    "async worker": async_worker_,
-    "HTTP": requests,
-    "async HTTP": async_requests,
-    "Lambda": function,
-    "Celery": task,
-    "Django": django,
-    "relay": relay,
+def _in_dashboard(host: Host, place: Place) -> None:
+    if place.truth is not None:
+        over_plain_engine(place.truth, lambda engine: by_worker(Host(), engine))
+    _with_engine(lambda host, engine: in_dashboard(host, engine, place.truth))(host, place)
+
+
+ROADS: dict[str, Callable[[Host, Place], None]] = {
+    "Worker": _with_engine(by_worker),
+    "Async worker": _with_async_engine(by_async_worker),
+    "HTTP": _with_engine(by_request),
+    "Async HTTP": _with_async_engine(by_async_request),
+    "Lambda": _with_engine(by_function),
+    "Celery": _with_engine(by_task),
+    "Django": by_django,
+    "Relay": _with_engine(by_relay),
+    "Dashboard": _in_dashboard,
 }
+"""By the columns of docs/hosts.md."""

@@ -13,6 +13,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
+from support.postgres.statements import run
 from support.postgres.tables import table_statements
 from support.postgres.transaction_pooler import transaction_pooler
 from support.workers.business import TABLES
@@ -27,15 +28,38 @@ class Server:
         url: of a schema with our tables and those of ``Business``.
         admin: an engine on it, with all rights.
         make_database: makes another database and returns its URL.
+        replicated: returns the URLs of another server, and of its replica.
     """
 
     url: str
     admin: Engine
     make_database: Callable[..., str]
+    replicated: Callable[[], tuple[str, str]]
+
+    @property
+    def schema(self) -> str:
+        """The schema's name."""
+        return str(make_url(self.url).query["options"]).removeprefix("-csearch_path=")
+
+    def with_options(self, options: str) -> str:
+        """Return the URL with other options of the session."""
+        return text_of(make_url(self.url).update_query_dict({"options": options}))
 
 
-Database = Callable[[Server], AbstractContextManager[str]]
-"""Gives the URL that a host connects with."""
+@dataclass(frozen=True)
+class Place:
+    """What a host connects to.
+
+    Attributes:
+        url: as the host has it.
+        truth: a URL by which all that was done can be read; None: there is nothing to read.
+    """
+
+    url: str
+    truth: str | None
+
+
+Database = Callable[[Server], AbstractContextManager[Place]]
 
 
 class Upper(Loader):
@@ -59,91 +83,84 @@ class AsDecimal(Loader):
 
 
 @contextmanager
-def plain(server: Server) -> Iterator[str]:
-    yield server.url
+def plain(server: Server) -> Iterator[Place]:
+    yield Place(server.url, server.url)
 
 
 def with_settings(*settings: str) -> Database:
     """Have the sessions of a host begin with settings of the server."""
 
     @contextmanager
-    def database(server: Server) -> Iterator[str]:
-        url = make_url(server.url)
-        options = " ".join([str(url.query["options"]), *(f"-c{one}" for one in settings)])
-        yield text_of(url.update_query_dict({"options": options}))
+    def database(server: Server) -> Iterator[Place]:
+        options = " ".join([f"-csearch_path={server.schema}", *(f"-c{one}" for one in settings)])
+        yield Place(server.with_options(options), server.url)
 
     return database
 
 
 @contextmanager
-def pooled(server: Server) -> Iterator[str]:
+def pooled(server: Server) -> Iterator[Place]:
     with transaction_pooler(server.url, size=3) as (_, through):
-        yield through
+        yield Place(through, server.url)
 
 
 def encoded(encoding: str) -> Database:
     """Have the database of a host be in another encoding than UTF-8."""
 
     @contextmanager
-    def database(server: Server) -> Iterator[str]:
-        url = server.make_database(f"ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
-        with psycopg.connect(make_url(url).set(drivername="postgresql").render_as_string(False)) as connection:
+    def database(server: Server) -> Iterator[Place]:
+        url = server.make_database(f"ENCODING '{encoding}' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
+        with psycopg.connect(text_of(make_url(url).set(drivername="postgresql"))) as connection:
             connection.execute(f"{table_statements()};{TABLES}".encode())
-        yield url
+        yield Place(url, None)
 
     return database
 
 
 @contextmanager
-def off_the_search_path(server: Server) -> Iterator[str]:
-    yield text_of(make_url(server.url).update_query_dict({"options": "-csearch_path=pg_catalog"}))
+def off_the_search_path(server: Server) -> Iterator[Place]:
+    yield Place(server.with_options("-csearch_path=pg_catalog"), server.url)
 
 
 @contextmanager
-def in_another_schema_first(server: Server) -> Iterator[str]:
-    """A search path whose first schema, the host's own, lacks our tables."""
+def in_a_later_schema(server: Server) -> Iterator[Place]:
+    """The search path begins with a schema of the host's own, which lacks our tables."""
     own = f"own_{uuid.uuid4().hex[:8]}"
-    path = str(make_url(server.url).query["options"]).partition("=")[2]
-    execute(server.admin, f"CREATE SCHEMA {own}")
-    yield text_of(make_url(server.url).update_query_dict({"options": f"-csearch_path={own},{path}"}))
-    execute(server.admin, f"DROP SCHEMA {own}")
+    run(server.admin, f"CREATE SCHEMA {own}")
+    yield Place(server.with_options(f"-csearch_path={own},{server.schema}"), server.url)
+    run(server.admin, f"DROP SCHEMA {own}")
 
 
-def row_security(tables: tuple[str, ...], policy: str | None) -> Database:
-    """Have a host be a role for which tables have row-level security."""
+def row_security(tables: tuple[str, ...], policy: str) -> Database:
+    """Have a host be a role for which tables have row-level security, with a policy or with none."""
 
     @contextmanager
-    def database(server: Server) -> Iterator[str]:
-        path = str(make_url(server.url).query["options"]).partition("=")[2]
+    def database(server: Server) -> Iterator[Place]:
         role = f"host_{uuid.uuid4().hex[:8]}"
-        execute(
-            server.admin,
-            f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {path} TO {role};"
-            f"GRANT ALL ON ALL TABLES IN SCHEMA {path} TO {role}; GRANT ALL ON ALL SEQUENCES IN SCHEMA {path} TO {role}",
-        )
+        rights = f"GRANT ALL ON ALL TABLES IN SCHEMA {server.schema} TO {role}"
+        run(server.admin, f"CREATE ROLE {role}; GRANT pg_read_all_stats TO {role}; {rights}")
+        run(server.admin, f"GRANT USAGE ON SCHEMA {server.schema} TO {role}; {rights.replace('TABLES', 'SEQUENCES')}")
         for table in tables:
-            execute(server.admin, f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+            run(server.admin, f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
             if policy:
-                execute(server.admin, f"CREATE POLICY host ON {table} {policy}")
-        yield text_of(make_url(server.url).update_query_dict({"options": f"-csearch_path={path} -crole={role}"}))
-        for table in tables:
-            execute(server.admin, f"DROP POLICY IF EXISTS host ON {table}")
-            execute(server.admin, f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
-        execute(server.admin, f"DROP OWNED BY {role}; DROP ROLE {role}")
+                run(server.admin, f"CREATE POLICY host ON {table} {policy}")
+        yield Place(server.with_options(f"-csearch_path={server.schema} -crole={role}"), server.url)
+        run(server.admin, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
     return database
+
+
+@contextmanager
+def replica(server: Server) -> Iterator[Place]:
+    primary, standby = server.replicated()
+    yield Place(standby, primary)
 
 
 def text_of(url: URL) -> str:
     return url.render_as_string(hide_password=False)
 
 
-def execute(engine: Engine, statement: str) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(statement)
-
-
-def no_options(engine: Engine) -> dict[str, Any]:
+def no_options(_: Any) -> dict[str, Any]:
     return {}
 
 
@@ -174,7 +191,7 @@ class Host:
 
     database: Database = plain
     options: Mapping[str, Any] = field(default_factory=dict)
-    sessions: Callable[[Engine], dict[str, Any]] = no_options
+    sessions: Callable[[Any], dict[str, Any]] = no_options
     loaders: Mapping[str, type[Loader]] = field(default_factory=dict)
 
     def engine(self, url: str) -> Engine:
@@ -203,27 +220,26 @@ class Host:
 OURS = ("processed_message", "outbox_message", "dead_letter", "message_failure")
 
 HOSTS: dict[str, Host] = {
-    "an engine and `Session`": Host(),
+    "an engine, and `Session`": Host(),
     "sessions with `binds`": Host(sessions=binds),
     "sessions with `get_bind`": Host(sessions=routing),
     "sessions with `twophase=True`": Host(sessions=lambda _: {"twophase": True}),
-    "a loader of text": Host(loaders={"text": Upper}),
+    "a loader that changes text": Host(loaders={"text": Upper}),
     "a loader of text as bytes": Host(loaders={"text": AsBytes}),
-    "a loader of jsonb": Host(loaders={"jsonb": AsText}),
-    "a loader of int8": Host(loaders={"int8": AsDecimal}),
+    "a loader of jsonb as text": Host(loaders={"jsonb": AsText}),
+    "a loader of int8 as Decimal": Host(loaders={"int8": AsDecimal}),
     "an engine in `AUTOCOMMIT`": Host(options={"isolation_level": "AUTOCOMMIT"}),
     "a pooler in transaction mode": Host(database=pooled),
-    "prepared statements off": Host(options={"connect_args": {"prepare_threshold": None}}),
+    "`prepare_threshold=None`": Host(options={"connect_args": {"prepare_threshold": None}}),
     "a database in LATIN1": Host(database=encoded("LATIN1")),
     "a database in SQL_ASCII": Host(database=encoded("SQL_ASCII")),
     "`client_encoding=LATIN1`": Host(database=with_settings("client_encoding=LATIN1")),
-    "tables in a later schema of `search_path`": Host(database=in_another_schema_first),
+    "tables in a later schema of `search_path`": Host(database=in_a_later_schema),
     "tables off the `search_path`": Host(database=off_the_search_path),
-    "row-level security on its own tables": Host(
-        database=row_security(("effect",), "USING (message_id <> 'theirs') WITH CHECK (true)")
-    ),
-    "row-level security without a policy": Host(database=row_security(OURS, None)),
-    "row-level security that hides": Host(database=row_security(OURS, "USING (false) WITH CHECK (true)")),
-    "`statement_timeout`": Host(database=with_settings("statement_timeout=2000")),
+    "row-level security on tables of the host's": Host(database=row_security(("effect",), "WITH CHECK (true)")),
+    "row-level security on ours, without a policy": Host(database=row_security(OURS, "")),
+    "row-level security on ours that hides rows": Host(database=row_security(OURS, "USING (false) WITH CHECK (true)")),
+    "`statement_timeout` of a second": Host(database=with_settings("statement_timeout=1s")),
     "`default_transaction_read_only`": Host(database=with_settings("default_transaction_read_only=on")),
+    "a read-only replica": Host(database=replica),
 }
