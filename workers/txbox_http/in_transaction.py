@@ -30,7 +30,7 @@ from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, Tran
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.drivers.asyncpg_pooler import notice_pooler
-from txbox.postgres.engines import note_server
+from txbox.postgres.engines import note_server, require_server
 from txbox.postgres.guards.commit_guard import add_guard, remove_guard
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon, watch
 from txbox.postgres.guards.session_binds import bind_to, refuse_two_phases
@@ -160,6 +160,7 @@ class InTransaction:
     def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
         """Record a request; return what is known of it if it is a duplicate."""
         bind_to(session, session.get_bind())
+        require_server(session.connection())
         for _ in range(RUNS):
             if self._inbox.record(session, keyed.message_id, keyed.body, sent_at=keyed.sent_at):
                 return None

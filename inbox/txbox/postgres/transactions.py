@@ -237,8 +237,8 @@ def check_table(connection: Connection, table: Table) -> None:
     if may_hide:
         name = unescaped(quoted(table))
         raise InvalidConfiguration(
-            f"row-level security may hide rows of {name} from this user: ALTER TABLE {name} DISABLE ROW LEVEL SECURITY, "
-            "or give the user's role BYPASSRLS"
+            f"row-level security may hide rows of {name} from this user: ALTER TABLE {name} DISABLE ROW LEVEL "
+            "SECURITY, or give the user's role BYPASSRLS"
         )
 
 

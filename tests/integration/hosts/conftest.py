@@ -12,7 +12,6 @@ from sqlalchemy import create_engine, make_url
 
 from support.postgres.statements import run
 from support.postgres.tables import table_statements
-from support.waiting import wait_until
 from support.workers.business import TABLES, Business
 from txbox.schema import TABLE_NAMES
 from txbox_local import LocalPostgres
@@ -21,7 +20,7 @@ from txbox_local.postgres.installation import find_installation
 
 @pytest.fixture(scope="session")
 def replicated() -> Iterator[Callable[[], tuple[str, str]]]:
-    """Return the URLs of a server, whose tables are empty, and of its replica, which has each commit when it returns."""
+    """Return the URLs of a server, whose tables are empty, and of its replica."""
     started: list[tuple[str, str]] = []
     with ExitStack() as stack:
 
@@ -56,12 +55,5 @@ def _started(stack: ExitStack) -> tuple[str, str]:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     replica = stack.enter_context(LocalPostgres(second, durable=False))
-    wait_until(lambda: bool(Business(engine).rows("SELECT 1 FROM pg_stat_replication")), "the replica streams")
-    of_name = f"ALTER ROLE CURRENT_USER SET synchronous_commit = remote_apply"
-    run(engine, of_name)
     engine.dispose()
-    admin = create_engine(primary.url, isolation_level="AUTOCOMMIT")
-    run(admin, "ALTER SYSTEM SET synchronous_standby_names = '*'")
-    run(admin, "SELECT pg_reload_conf()")
-    admin.dispose()
     return primary.url, replica.url

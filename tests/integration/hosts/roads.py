@@ -200,12 +200,13 @@ def in_dashboard(_: Host, engine: Engine, truth: str | None) -> None:
     expected = dict.fromkeys(PAGES, "") if truth is None else over_plain_engine(truth, pages)
     differing = [text for path, text in shown.items() if text != expected[path]]
     for text in differing:
-        assert (found := re.search(REASON, text)), text
+        found = re.search(REASON, text)
+        assert found is not None, text
     if differing:
-        raise Unusable(found[1] or found[2])
+        raise Unusable(found[0])
 
 
-REASON = r"The database cannot be used\. (.+?) txbox \d|may not read it: (.+?) (?:·|txbox \d)"
+REASON = r"The database cannot be used\. .+?(?= txbox \d)|this user of the database may not read it: [^\"]+\"\w+\""
 """What a page says in place of what it cannot read."""
 
 
@@ -253,6 +254,7 @@ def _with_async_engine(work: Callable[[Host, Any], Any]) -> Callable[[Host, Plac
 def _in_dashboard(host: Host, place: Place) -> None:
     if place.truth is not None:
         over_plain_engine(place.truth, lambda engine: by_worker(Host(), engine))
+        place.catch_up()
     _with_engine(lambda host, engine: in_dashboard(host, engine, place.truth))(host, place)
 
 

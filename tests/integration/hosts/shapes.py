@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from support.postgres.statements import run
 from support.postgres.tables import table_statements
 from support.postgres.transaction_pooler import transaction_pooler
+from support.waiting import wait_until
 from support.workers.business import TABLES
 from support.workers.mapped import Base
 
@@ -53,10 +54,12 @@ class Place:
     Attributes:
         url: as the host has it.
         truth: a URL by which all that was done can be read; None: there is nothing to read.
+        catch_up: waits until what was done there can be read by ``url``.
     """
 
     url: str
     truth: str | None
+    catch_up: Callable[[], None] = lambda: None
 
 
 Database = Callable[[Server], AbstractContextManager[Place]]
@@ -112,7 +115,8 @@ def encoded(encoding: str) -> Database:
         url = server.make_database(f"ENCODING '{encoding}' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
         with psycopg.connect(text_of(make_url(url).set(drivername="postgresql"))) as connection:
             connection.execute(f"{table_statements()};{TABLES}".encode())
-        yield Place(url, None)
+        # Without it, SQLAlchemy itself cannot make an engine's first connection to a database in SQL_ASCII.
+        yield Place(text_of(make_url(url).update_query_dict({"options": "-cclient_encoding=UTF8"})), None)
 
     return database
 
@@ -152,8 +156,17 @@ def row_security(tables: tuple[str, ...], policy: str) -> Database:
 
 @contextmanager
 def replica(server: Server) -> Iterator[Place]:
-    primary, standby = server.replicated()
-    yield Place(standby, primary)
+    primary, standby = (create_engine(url, isolation_level="AUTOCOMMIT") for url in server.replicated())
+
+    def catch_up() -> None:
+        with primary.connect() as here, standby.connect() as there:
+            written = here.exec_driver_sql("SELECT pg_current_wal_insert_lsn()").scalar_one()
+            reached = f"SELECT pg_last_wal_replay_lsn() >= '{written}'"
+            wait_until(lambda: bool(there.exec_driver_sql(reached).scalar_one()), "the replica has caught up")
+
+    yield Place(text_of(standby.url), text_of(primary.url), catch_up)
+    primary.dispose()
+    standby.dispose()
 
 
 def text_of(url: URL) -> str:
@@ -232,7 +245,7 @@ HOSTS: dict[str, Host] = {
     "a pooler in transaction mode": Host(database=pooled),
     "`prepare_threshold=None`": Host(options={"connect_args": {"prepare_threshold": None}}),
     "a database in LATIN1": Host(database=encoded("LATIN1")),
-    "a database in SQL_ASCII": Host(database=encoded("SQL_ASCII")),
+    "a database in SQL_ASCII, read as UTF-8": Host(database=encoded("SQL_ASCII")),
     "`client_encoding=LATIN1`": Host(database=with_settings("client_encoding=LATIN1")),
     "tables in a later schema of `search_path`": Host(database=in_a_later_schema),
     "tables off the `search_path`": Host(database=off_the_search_path),
