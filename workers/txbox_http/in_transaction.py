@@ -13,14 +13,14 @@ import asyncio
 import itertools
 import json
 import logging
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import anyio
 from anyio.lowlevel import RunVar
 from sqlalchemy import Connection, event
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -37,8 +37,8 @@ from txbox.postgres.guards.session_binds import bind_to, refuse_two_phases
 from txbox.postgres.guards.transaction_guard import ends_transaction, is_ended, left_in_use, refuse_aborted
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import is_retryable
-from txbox.postgres.transactions import commits_by_itself, unusable
+from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, READ_ONLY, is_retryable, sqlstate
+from txbox.postgres.transactions import commits_by_itself, missing_schema
 from txbox_http.answer import Answer, headers_of, kept_headers
 from txbox_http.problems import conflict, key_reused, parked, problem_of
 from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer, until_done
@@ -162,8 +162,9 @@ class InTransaction:
         bind_to(session, session.get_bind())
         require_server(session.connection())
         for _ in range(RUNS):
-            if self._inbox.record(session, keyed.message_id, keyed.body, sent_at=keyed.sent_at):
-                return None
+            with _recording(self._statements.name_of("processed_message")):
+                if self._inbox.record(session, keyed.message_id, keyed.body, sent_at=keyed.sent_at):
+                    return None
             if (row := self._fetch(session, self._statements.find, keyed)) is not None:
                 return tuple(row)
             # A redrive or a maintainer has deleted the row since: it can be recorded now.
@@ -193,10 +194,22 @@ class InTransaction:
         try:
             return fetch_one(session.connection(), statement, ids | values)
         except Exception as error:
-            refusal = unusable(cast(Any, error), self._statements.name_of("kept_response"))
-            if refusal is not None:
-                raise refusal from error
+            missing = missing_schema(cast(Any, error), self._statements.name_of("kept_response"))
+            if missing is not None:
+                raise missing from error
             raise
+
+
+@contextmanager
+def _recording(table: str) -> Iterator[None]:
+    """Raise ``InvalidConfiguration``, in one line, where a request is recorded that this user or server cannot record."""
+    try:
+        yield
+    except DBAPIError as error:
+        if sqlstate(error) not in (INSUFFICIENT_PRIVILEGE, READ_ONLY):
+            raise
+        said = str(error.orig).partition("\n")[0]
+        raise InvalidConfiguration(f"requests cannot be recorded in {table}: {said}") from error
 
 
 class SessionWork:

@@ -47,7 +47,7 @@ from txbox.postgres.transactions import (
     ConnectionOrSession,
     check_table,
     in_transaction,
-    unusable,
+    missing_schema,
     valid_lock_timeout,
 )
 
@@ -196,7 +196,6 @@ class Inbox:
             Expired: it is too old to judge whether it was processed; roll back, and park it.
             InvalidMessageId: the id cannot be kept.
             SchemaMissing: the inbox's table does not exist.
-            InvalidConfiguration: this user may not write the table, or the server takes no writes.
             sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
         """
         digest = self._digest(message_id, body) if self.fingerprint else None
@@ -241,7 +240,7 @@ class Inbox:
                 back, or use ``sort_out``, which returns them separately.
             Expired: some are too old to judge whether they were processed; do the same.
             TypeError: one id was given instead of many, or no body where fingerprints are kept.
-            NotInTransaction, InFlight, InvalidMessageId, SchemaMissing, InvalidConfiguration: as ``record``.
+            NotInTransaction, InFlight, InvalidMessageId, SchemaMissing: as ``record``.
         """
         recorded = self.sort_out(connection_or_session, ids, sent_at=sent_at)
         if recorded.mismatched:
@@ -416,8 +415,8 @@ class Inbox:
                 raise InFlight(self.subscriber_id, ids) from error
             # An inbox of an older version has no view.
             of_view = sqlstate(error) == UNDEFINED_TABLE and self._view in str(getattr(error, "orig", error))
-            if (refusal := unusable(error, self._view if of_view else self._table)) is not None:
-                raise refusal from error
+            if (missing := missing_schema(error, self._view if of_view else self._table)) is not None:
+                raise missing from error
             raise
 
     def _check_server(self, connection: Connection, row: Any) -> None:

@@ -30,7 +30,7 @@ from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.engines import note_server, require_server
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import DATABASE_ERRORS
-from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, unusable
+from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
 from txbox.tracing import NO_TRACING, Operation, Span, Tracing, error_type
 from txbox.wire.destinations import require_sendable
 
@@ -141,7 +141,6 @@ class Outbox:
                 something else. The text names the field.
             InvalidMessageId: the id cannot be kept.
             SchemaMissing: the outbox's table does not exist.
-            InvalidConfiguration: this user may not write the table, or the server takes no writes.
         """
         with _ended_together() as spans:
             row = _row(Outgoing(destination, body, key, headers, message_id, delay), self._tracing, spans)
@@ -156,8 +155,8 @@ class Outbox:
             messages: what is to be sent.
 
         Raises:
-            NotInTransaction, NotSendable, TypeError, InvalidMessageId, SchemaMissing, InvalidConfiguration: as
-                ``publish``; nothing was published.
+            NotInTransaction, NotSendable, TypeError, InvalidMessageId, SchemaMissing: as ``publish``; nothing was
+                published.
         """
         with _ended_together() as spans:
             rows = [_row(message, self._tracing, spans) for message in messages]
@@ -188,8 +187,8 @@ class Outbox:
             require_server(connection)
             raise
         except DATABASE_ERRORS as error:
-            if (refusal := unusable(error, self._statements.name_of("outbox_message"))) is not None:
-                raise refusal from error
+            if (missing := missing_schema(error, self._statements.name_of("outbox_message"))) is not None:
+                raise missing from error
             raise
         note_server(connection, pid)
         if self._notify:

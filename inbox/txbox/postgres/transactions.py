@@ -11,14 +11,7 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError, MissingGreenlet, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
-from txbox.errors import (
-    InvalidConfiguration,
-    NotInTransaction,
-    RightsMissing,
-    SchemaMissing,
-    TableLocked,
-    TxboxError,
-)
+from txbox.errors import InvalidConfiguration, NotInTransaction, RightsMissing, SchemaMissing, TableLocked
 from txbox.postgres.driver_cursor import open_cursor, run
 from txbox.postgres.drivers.greenlets import in_greenlet, run_in_greenlet
 from txbox.postgres.drivers.own_adapters import own_cursors
@@ -38,7 +31,6 @@ from txbox.postgres.sqlstates import (
     DATABASE_ERRORS,
     INSUFFICIENT_PRIVILEGE,
     LOCK_NOT_AVAILABLE,
-    READ_ONLY,
     UNDEFINED_COLUMN,
     UNDEFINED_TABLE,
     sqlstate,
@@ -275,26 +267,6 @@ def missing_schema(error: DBAPIError | psycopg.Error, table: str) -> SchemaMissi
     if code == UNDEFINED_COLUMN:
         return SchemaMissing(table, str(getattr(error, "orig", error)).splitlines()[0])
     return SchemaMissing(table) if code == UNDEFINED_TABLE else None
-
-
-def unusable(error: DBAPIError | psycopg.Error, table: str) -> TxboxError | None:
-    """Return what to raise, in one line, if a statement that writes our table has failed as this user cannot write it.
-
-    The table is missing, or of an older version; the user lacks a right, or a policy refuses the row; or the server
-    takes no writes.
-    """
-    if (missing := missing_schema(error, table)) is not None:
-        return missing
-    code = sqlstate(error)
-    if code == READ_ONLY:
-        return InvalidConfiguration(
-            f"{table} cannot be written: this server is a standby, or default_transaction_read_only is on; connect to "
-            "the primary"
-        )
-    if code == INSUFFICIENT_PRIVILEGE:
-        said = str(getattr(error, "orig", error)).partition("\n")[0]
-        return InvalidConfiguration(f"{table} cannot be written by this user: {said}")
-    return None
 
 
 def valid_lock_timeout(wait_seconds: float, argument: str) -> str:

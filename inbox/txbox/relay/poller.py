@@ -312,8 +312,8 @@ class Listener:
             # A pooler in transaction mode answers for many servers; a LISTEN would stay behind at one of them.
             if run(connection, SERVER.backend_pid).scalar_one() == driver.info.backend_pid:
                 connection.exec_driver_sql(self._statements.keep_idle_session)
+                connection.exec_driver_sql(f"LISTEN {CHANNEL}")  # a standby refuses it: nothing closes a detached one
                 connection.detach()  # the pool has no use for a connection that listens
-                connection.exec_driver_sql(f"LISTEN {CHANNEL}")
                 self._driver, self._connection = driver, connection
                 return self
             _log.info("a pooler is between the relay and the database: the relay polls, and does not listen")

@@ -38,8 +38,8 @@ from txbox.errors import InFlight, InvalidConfiguration
 from txbox.message import valid_subscriber_id, valid_text
 from txbox.postgres.driver_cursor import fetch_one, run
 from txbox.postgres.sql import array_literal
-from txbox.postgres.sqlstates import DATABASE_ERRORS, LOCK_NOT_AVAILABLE, READ_ONLY, sqlstate
-from txbox.postgres.transactions import ConnectionOrSession, in_transaction, unusable, valid_lock_timeout
+from txbox.postgres.sqlstates import DATABASE_ERRORS, LOCK_NOT_AVAILABLE, sqlstate
+from txbox.postgres.transactions import ConnectionOrSession, in_transaction, missing_schema, valid_lock_timeout
 from txbox.watermarks.advance import Advance, decide
 from txbox.watermarks.statements import WatermarkStatements
 
@@ -282,11 +282,10 @@ class Watermarks:
             if sqlstate(error) == LOCK_NOT_AVAILABLE and aggregates is not None:
                 raise InFlight(self.subscriber_id, aggregates) from error
             # Or it is the relation of advance_from that is not there, or lacks a column.
-            refusal = unusable(error, self._statements.name_of("aggregate_watermark"))
+            missing = missing_schema(error, self._statements.name_of("aggregate_watermark"))
             name = self._statements.tables.aggregate_watermark.name
-            is_ours = sqlstate(error) == READ_ONLY or name in str(getattr(error, "orig", error)).splitlines()[0]
-            if refusal is not None and is_ours:
-                raise refusal from error
+            if missing is not None and name in str(getattr(error, "orig", error)).splitlines()[0]:
+                raise missing from error
             raise
 
 
