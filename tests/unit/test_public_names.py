@@ -110,8 +110,8 @@ PUBLIC = {
     "txbox.schema": "CreateEarlier DropEarlier TABLE_NAMES Tables VIEW_NAME is_generation is_staging tables",
     "txbox.postgres.sqlstates": """
         CONFLICTS DATABASE_ERRORS DEADLOCK_DETECTED INSUFFICIENT_PRIVILEGE INVALID_CURSOR_NAME LOCK_NOT_AVAILABLE
-        OUT_OF_MEMORY PREPARED_REMEDY QUERY_CANCELED SERIALIZATION_FAILURE TIMED_OUT UNDEFINED_COLUMN UNDEFINED_TABLE
-        UNIQUE_VIOLATION
+        OUT_OF_MEMORY PREPARED_REMEDY QUERY_CANCELED READ_ONLY SERIALIZATION_FAILURE TIMED_OUT UNDEFINED_COLUMN
+        UNDEFINED_TABLE UNIQUE_VIOLATION
         conflict_relation is_lost_prepared_statement is_of_the_session is_outage is_retryable sqlstate
     """,
     "txbox_migrations": """

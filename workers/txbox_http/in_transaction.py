@@ -202,7 +202,7 @@ class InTransaction:
 
 @contextmanager
 def _recording(table: str) -> Iterator[None]:
-    """Raise ``InvalidConfiguration``, in one line, where a request is recorded that this user or server cannot record."""
+    """Raise ``InvalidConfiguration``, in one line, if this user or this server cannot record a request."""
     try:
         yield
     except DBAPIError as error:

@@ -45,28 +45,27 @@ PAGES = ("/", "/subscriber?id=billing", "/message?id=ä1", "/letters", "/outbox"
 
 
 class Unusable(Exception):
-    """What a worker logs, or a page shows, while the database cannot be used."""
+    """What a page or a task shows while the database cannot be used; without a text, it is what was logged."""
 
 
 class Losses:
-    """A worker's source, and the outages that the worker logs."""
+    """A worker's source, and whether the worker, or a relay, has lost the database."""
 
     def __init__(self) -> None:
         self.source = MemorySource(messages(*IDS))
-        self.texts: list[str] = []
+        self.any = False
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, DatabaseLost):
-            self.texts.append(str(getattr(event.error, "orig", event.error)).partition("\n")[0])
+        self.any = self.any or isinstance(event, DatabaseLost)
 
     def wait(self) -> None:
         """Wait until all is acked, or the database is lost."""
-        wait_until(lambda: bool(self.texts) or self.source.wait_until_empty(0), "all is acked", timeout=20)
+        wait_until(lambda: self.any or self.source.wait_until_empty(0), "all is acked", timeout=20)
 
     def tell(self) -> None:
-        """Raise what was logged, if anything was."""
-        if self.texts:
-            raise Unusable(self.texts[0])
+        """Raise ``Unusable`` if the database was lost."""
+        if self.any:
+            raise Unusable
 
 
 def by_worker(host: Host, engine: Engine) -> None:
@@ -161,6 +160,7 @@ def by_task(_: Host, engine: Engine) -> None:
 def by_django(host: Host, place: Place) -> None:
     """Django makes the connections, of the same URL."""
     project.use(place.url)
+    connections["default"].settings_dict["OPTIONS"] |= host.options.get("connect_args", {})
     losses = Losses()
 
     def register(connection: Any, **_: object) -> None:
@@ -193,7 +193,7 @@ def by_relay(host: Host, engine: Engine) -> None:
                 for id_ in IDS[:2]:
                     Outbox().publish(session, "own:x", id_)
         except DBAPIError:  # Postgres's own, which is the publishing host's
-            wait_until(lambda: bool(losses.texts), "the relay has noticed")
+            wait_until(lambda: losses.any, "the relay has noticed")
         else:
             broker.wait_for(2, timeout=10)
     losses.tell()

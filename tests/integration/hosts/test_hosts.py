@@ -45,13 +45,15 @@ def server(
 
 
 @pytest.mark.parametrize(("host", "road"), [one for one, cell in CELLS.items() if cell != "none"])
-def test_a_host_is_served_exactly_or_refused_in_one_line(server: Server, host: str, road: str) -> None:
+def test_a_host_is_served_exactly_or_refused_in_one_line(
+    server: Server, host: str, road: str, caplog: pytest.LogCaptureFixture
+) -> None:
     told = ""
     with HOSTS[host].database(server) as place:
         try:
             ROADS[road](HOSTS[host], place)
         except (TxboxError, Unusable) as error:
-            told = str(error)
+            told = str(error) or next(line for line in caplog.messages if "cannot use the database" in line)
         if place.truth is not None and road not in ("Relay", "Dashboard"):
             truth = create_engine(place.truth)
             found = Business(truth)
