@@ -206,12 +206,13 @@ def in_dashboard(_: Host, engine: Engine, truth: str | None) -> None:
     """Its pages show what those over a plain engine show, or say why not."""
     shown = pages(engine)
     expected = dict.fromkeys(PAGES, "") if truth is None else over_plain_engine(truth, pages)
-    differing = [text for path, text in shown.items() if text != expected[path]]
-    for text in differing:
-        found = re.search(REASON, text)
-        assert found is not None, text
-    if differing:
-        raise Unusable(found[0])
+    reasons = []
+    for path, text in shown.items():
+        if text != expected[path]:
+            assert (found := re.search(REASON, text)), text  # noqa: RUF018 - as a type checker needs it
+            reasons.append(found[0])
+    if reasons:
+        raise Unusable(reasons[0])
 
 
 REASON = r"The database cannot be used\. .+?(?= txbox \d)|this user of the database may not read it: [^\"]+\"\w+\""

@@ -251,6 +251,9 @@ HOSTS: dict[str, Host] = {
     "tables off the `search_path`": Host(database=off_the_search_path),
     "row-level security on tables of the host's": Host(database=row_security(("effect",), "WITH CHECK (true)")),
     "row-level security on ours, without a policy": Host(database=row_security(OURS, "")),
+    "row-level security on ours that hides nothing": Host(
+        database=row_security(OURS, "USING (true) WITH CHECK (true)")
+    ),
     "row-level security on ours that hides rows": Host(database=row_security(OURS, "USING (false) WITH CHECK (true)")),
     "`statement_timeout` of a second": Host(database=with_settings("statement_timeout=1s")),
     "`default_transaction_read_only`": Host(database=with_settings("default_transaction_read_only=on")),
