@@ -1,8 +1,9 @@
 """A storm: an inbox is rotated and forgotten as fast as it lets itself, and what rotates it is killed all the time.
 
-Meanwhile ids are recorded in batches, one by one, by chunks of a bulk load of either writer, parked and redriven, at
-all isolation levels, a third of them for the second time or more. What is told that an id is first writes it, in the
-same transaction, into a table that refuses nothing. In the end each id is there once.
+Meanwhile ids are recorded in batches, one by one, by chunks of a bulk load of either writer, and as keys of requests;
+they are parked, imported from a dead-letter queue of SQS, and redriven; at all isolation levels, a third of them for
+the second time or more. What is told that an id is first writes it, in the same transaction, into a table that refuses
+nothing. In the end each id is there once.
 
 ``TXBOX_STORM_ROTATIONS`` and ``TXBOX_STORM_RECORDINGS`` make it longer.
 """
@@ -14,20 +15,36 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
+import httpx2
 import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from support.aws.queues import send
 from support.waiting import wait_until
-from txbox import DeadLetters, Inbox, InFlight
+from support.web.service import served
+from txbox import DeadLetters, Failures, Inbox, InFlight, LetterNotFound
 from txbox.dead_letters.letter import DeadLetter, Reason
 from txbox.maintenance.rotation import Generations, InboxConversion, conversion, generations
 from txbox.postgres.sqlstates import is_outage, is_retryable
+from txbox_aws.sqs import DeadLetterQueue
+from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone
 from txbox_spark.merging.chunk_merger import begin_chunk, merge_chunk
 from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
 
 ROTATIONS = int(os.environ.get("TXBOX_STORM_ROTATIONS", "25"))
 RECORDINGS = int(os.environ.get("TXBOX_STORM_RECORDINGS", "20000"))
@@ -53,6 +70,8 @@ class Storm:
         self.threads: list[threading.Thread] = []
         self.errors: list[BaseException] = []
         self.recordings = 0
+        self.imported = 0
+        self.answers: Counter[int] = Counter()
         self.tried: set[str] = set()
         self._recent: deque[tuple[float, str]] = deque(maxlen=20_000)
         self._turns: dict[threading.Thread, int] = {}
@@ -167,7 +186,29 @@ class Storm:
             number = self.letters.park(letter)
             if number is not None:
                 time.sleep(random.random() / 10)
-                self.letters.redrive(number, lambda _: None)
+                self._redrive(number)
+        self._record_copies(connection, ids)
+
+    def import_letters(self, sqs: "SQSClient", queue: str, dead: str) -> Callable[[Connection], None]:
+        """Take messages over from a dead-letter queue, redrive them, and let their copies be recorded."""
+        there = DeadLetterQueue(dead, client=sqs)
+
+        def turn(connection: Connection) -> None:
+            ids = self.ids(4, 2)
+            send(sqs, dead, ids)
+            self.imported += there.import_letters(self.letters, Failures(self.engine, "storm"), source=queue).parked
+            for letter in self.letters.list("storm"):
+                if letter.message_id in ids:
+                    self._redrive(letter.dead_letter_id or 0)
+            self._record_copies(connection, ids)
+
+        return turn
+
+    def _redrive(self, number: int) -> None:
+        with suppress(LetterNotFound):  # it was redriven by another thread
+            self.letters.redrive(number, lambda _: None)
+
+    def _record_copies(self, connection: Connection, ids: list[str]) -> None:
         while True:
             try:
                 with connection.begin():
@@ -179,6 +220,37 @@ class Storm:
             except InFlight:
                 continue
         self.note(ids)
+
+    @contextmanager
+    def service(self, url: str, level: str) -> Iterator[httpx2.Client]:
+        """Serve requests whose handler admits their key."""
+        engine = create_engine(url, isolation_level=level)
+        once = Idempotency(InTransaction(sessionmaker(engine), Inbox("storm", wait_seconds=0.2)), caller=everyone)
+
+        async def apply(request: Request) -> Response:
+            session: Session = await once(request)
+            await run_in_threadpool(lambda: admit(session.connection(), {request.headers["idempotency-key"]}))
+            return Response(status_code=201)
+
+        with served(IdempotencyMiddleware(Starlette(routes=[Route("/", apply, methods=["POST"])]), once)) as client:
+            yield client
+        engine.dispose()
+
+    def send_to(self, client: httpx2.Client) -> Callable[[Connection], None]:
+        """Send requests with a key, until the answer says that it is done."""
+
+        def turn(_: Connection) -> None:
+            (key,) = self.ids(1, random.choice((0, 1, 1))) or self.ids(1, 1)
+            wait_until(lambda: self._is_done(client, key), f"a request with the key {key} is done", timeout=120)
+            self.note([key])
+
+        return turn
+
+    def _is_done(self, client: httpx2.Client, key: str) -> bool:
+        response = client.post("/", headers={"idempotency-key": key})
+        assert response.status_code in {201, 204, 409, 503}, response.text
+        self.answers[response.status_code] += 1
+        return response.is_success
 
     def load_chunk(self, staged: bool) -> Callable[[Connection], None]:
         chunks = itertools.count()
@@ -210,12 +282,18 @@ def admit(connection: Connection, ids: set[str]) -> None:
 
 
 @pytest.fixture
-def storm(engine: Engine) -> Iterator[Storm]:
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def storm(engine: Engine, stack: ExitStack) -> Storm:
     with engine.begin() as connection:
         connection.exec_driver_sql('CREATE TABLE admitted (message_id text COLLATE "C")')
     storm = Storm(engine)
-    yield storm
-    storm.end()
+    stack.callback(storm.end)
+    return storm
 
 
 def rotate(engine: Engine, storm: Storm) -> None:
@@ -229,10 +307,21 @@ def rotate(engine: Engine, storm: Storm) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)  # as long as it is asked to be
-def test_a_storm_of_rotations_lets_no_id_in_twice_and_loses_none(storm: Storm, schema_url: str) -> None:
+def test_a_storm_of_rotations_lets_no_id_in_twice_and_loses_none(
+    storm: Storm,
+    schema_url: str,
+    sqs: "SQSClient",
+    make_queue: Callable[..., str],
+    stack: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("txbox_aws.sqs.dead_letter_queue.IMPORT_WAIT_SECONDS", 0)
+    imports = storm.import_letters(sqs, make_queue(), make_queue())
+    clients = [stack.enter_context(storm.service(schema_url, level)) for level in LEVELS]
     storm.start(
         *[(turn, level) for turn in (storm.record_batch, storm.record_one) for level in LEVELS],
-        *[(turn, LEVELS[0]) for turn in (storm.load_chunk(staged=False), storm.load_chunk(staged=True), storm.park)],
+        *[(turn, LEVELS[0]) for turn in (storm.load_chunk(staged=False), storm.load_chunk(staged=True))],
+        *[(turn, LEVELS[0]) for turn in (storm.park, imports, *map(storm.send_to, clients))],
     )
     assert InboxConversion(storm.engine).forward()
     rotator = create_engine(schema_url, poolclass=NullPool, connect_args={"application_name": "storm"})
@@ -264,8 +353,13 @@ def test_a_storm_of_rotations_lets_no_id_in_twice_and_loses_none(storm: Storm, s
     killer.join()
     checked = storm.check()
     seconds = time.monotonic() - began
-    print(f"{newest - 1:,} rotations, {kept} generations kept, {killed} kills, {checked}, {seconds:.0f} s")  # noqa: T201 - for -s
+    print(  # noqa: T201 - for -s
+        f"{newest - 1:,} rotations, {kept} generations kept, {killed} kills, {checked}, {storm.imported} imported, "
+        f"requests answered {dict(storm.answers)}, {seconds:.0f} s"
+    )
     assert killed > 0
+    assert storm.imported > 0
+    assert storm.answers[201] > 0
 
 
 class Killer:
