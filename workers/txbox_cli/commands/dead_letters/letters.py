@@ -88,7 +88,7 @@ def show(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one dead letter, with its body as far as it fits a page.
+    """Show one dead letter, with the beginning of its body.
 
     The whole body is written by --body-to, and is part of --json.
     """
