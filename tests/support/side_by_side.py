@@ -18,6 +18,7 @@ GROUPS = {
     "tests/integration/txbox_cli/test_source_commands.py": "spark 2",
     "tests/integration/txbox_testing/test_loads.py": "spark 2",
     "tests/integration/txbox_spark/": "spark",
+    "tests/integration/hosts/test_bulk_loads.py": "spark",
     "tests/acceptance/spark/": "spark",
     "tests/integration/txbox_celery/": "celery",  # one Valkey, and tests in a row share a worker
     "tests/acceptance/demo/": "demo",  # they look for what other demos have left on their servers

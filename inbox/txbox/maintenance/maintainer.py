@@ -40,6 +40,7 @@ from txbox.maintenance.transactions import LeaseGone, MaintenanceStatements, Mai
 from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
 from txbox.outbox.snapshot_holders import find_snapshot_holders
 from txbox.postgres.engines import adopt, require_server
+from txbox.postgres.server import read_only_server
 from txbox.postgres.sqlstates import is_outage, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.service import Service
@@ -394,10 +395,7 @@ class Maintainer(Service):
         check_table(connection, self._sql.tables.processed_message)
         read_only, partitioned, server_seconds = connection.exec_driver_sql(self._sql.server_state).one()
         if read_only:
-            raise InvalidConfiguration(
-                "this server takes no writes: it is a standby, or default_transaction_read_only is on; "
-                "maintenance needs the URL of the primary"
-            )
+            raise read_only_server("maintenance")
         # A horizon never moves back, and ids are kept longer by this slack. Of two clocks, the earlier one counts.
         if (ahead := timedelta(seconds=server_seconds - time.time())) > SLACK:
             raise InvalidConfiguration(

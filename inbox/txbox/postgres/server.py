@@ -2,6 +2,7 @@
 
 from sqlalchemy import Connection
 
+from txbox.errors import InvalidConfiguration
 from txbox.postgres.sql_files import SqlFile
 
 
@@ -14,6 +15,7 @@ class ServerStatements(SqlFile, file="server.sql"):
     row_estimate: str
     lock_timeout: str
     bound_wait: str
+    takes_no_writes: str
     no_time_limit: str
     running_transactions: str
 
@@ -24,3 +26,17 @@ SERVER = ServerStatements.load()
 def estimate_rows(connection: Connection, table_name: str) -> int:
     """Return how many rows a table (its name quoted) has, by Postgres's statistics."""
     return int(connection.exec_driver_sql(SERVER.row_estimate, {"table_name": table_name}).scalar_one())
+
+
+def refuse_read_only(connection: Connection, what: str) -> None:
+    """Raise ``InvalidConfiguration`` if the server takes no writes; ``what`` names what needs one that does."""
+    if connection.exec_driver_sql(SERVER.takes_no_writes).scalar_one():
+        raise read_only_server(what)
+
+
+def read_only_server(what: str) -> InvalidConfiguration:
+    """Return the error of ``refuse_read_only``."""
+    return InvalidConfiguration(
+        "this server takes no writes: it is a standby, or default_transaction_read_only is on; "
+        f"{what} needs the URL of the primary"
+    )

@@ -47,6 +47,12 @@ SELECT current_setting('lock_timeout')
 -- returns: the setting
 SELECT set_config('lock_timeout', %(lock_timeout)s, true)
 
+-- name: takes_no_writes
+-- Whether the transaction may not write: this server is a standby, or the session's transactions are read-only.
+-- parameters: none
+-- returns: true or false
+SELECT current_setting('transaction_read_only')::boolean
+
 -- name: no_time_limit
 -- Let this transaction take as long as it needs, whatever its role may; transaction_timeout is there from PostgreSQL 17 on.
 -- parameters: none

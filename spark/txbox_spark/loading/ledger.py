@@ -27,6 +27,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from txbox import TxboxError
+from txbox.postgres.server import refuse_read_only
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.status import BlockedLoad, find_blocked_loads
@@ -118,8 +119,14 @@ class LoadLedger:
         self._sql = LedgerStatements.load(schema, prefix)
 
     def check(self) -> None:
-        """Raise ``SchemaMissing`` if the tables of the inbox or of the ledger do not exist."""
+        """Check that the tables of the inbox and of the ledger are there, and can be written to.
+
+        Raises:
+            SchemaMissing: one does not exist.
+            InvalidConfiguration: row-level security may hide rows of one, or the server takes no writes.
+        """
         with self._engine.connect() as connection:
+            refuse_read_only(connection, "a bulk load")
             check_table(connection, self._sql.tables.processed_message)
             check_table(connection, self._sql.tables.bulk_load)
             check_table(connection, self._sql.tables.bulk_load_chunk)

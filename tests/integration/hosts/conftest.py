@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import Engine, create_engine, make_url
 
+from integration.hosts.shapes import Server
 from support.postgres.statements import run
 from support.postgres.tables import table_statements
 from support.workers.business import TABLES, Business
@@ -33,6 +34,18 @@ def replicated() -> Iterator[Callable[[], tuple[str, str]]]:
             return started[0]
 
         yield start
+
+
+@pytest.fixture
+def server(
+    schema_url: str,
+    engine: Engine,
+    business: Business,
+    make_database: Callable[..., str],
+    replicated: Callable[[], tuple[str, str]],
+) -> Server:
+    """Where a host's tables are."""
+    return Server(schema_url, engine, make_database, replicated)
 
 
 def _started(stack: ExitStack) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from celery import Celery
 from django.db import connections
 from django.db.backends.signals import connection_created
 from fastapi import Depends, FastAPI
+from pyspark.sql import SparkSession
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
@@ -37,6 +38,7 @@ from txbox_celery import inbox_task
 from txbox_dashboard import dashboard
 from txbox_django import database_engine, orm_worker
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone
+from txbox_spark import bulk_load
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing.outage_errors import DatabaseUnavailable
 from txbox_workers.worker import Worker
@@ -186,6 +188,13 @@ def by_django(host: Host, place: Place) -> None:
     losses.tell()
 
 
+def by_load(place: Place, spark: SparkSession) -> None:
+    """A load connects by its URL; it takes neither an engine nor sessions."""
+    events = spark.createDataFrame([(id_,) for id_ in IDS], "id string").coalesce(1)
+    apply = "INSERT INTO effect (message_id, body) SELECT id, '' FROM fresh_event"
+    bulk_load(events, url=place.url, subscriber_id="billing", message_id="id", apply=apply, force=True)
+
+
 def by_relay(host: Host, engine: Engine) -> None:
     broker, losses = RecordingPublisher(), Losses()
     with at_work(Relay(engine, {"own": broker}, hooks=[losses])):
@@ -278,4 +287,4 @@ ROADS: dict[str, Callable[[Host, Place], None]] = {
     "Relay": _with_engine(by_relay),
     "Dashboard": _in_dashboard,
 }
-"""By the columns of docs/hosts.md."""
+"""By the columns of docs/hosts.md; its last one is ``by_load``."""

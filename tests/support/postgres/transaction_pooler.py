@@ -23,6 +23,8 @@ _IDLE = b"I"
 _TERMINATE = b"X"
 _FLUSH = b"H"  # asyncpg sends one behind a Parse and a Describe
 _DESCRIBED = b"TnE"  # what ends the answer to these
+_COPY_IN = b"G"  # the server waits for rows
+_COPIED = b"cf"
 _SSL_REQUEST = 80877103
 _GSS_REQUEST = 80877104
 _CANCEL_REQUEST = 80877102
@@ -105,13 +107,18 @@ class TransactionPooler:
         server = self._free.get()
         self.transactions += 1
         kind, message = first
+        asks = b"QS"
         try:
             while True:
                 server.sendall(_message(kind, message))
                 if kind == _FLUSH:
                     self._answer(server, client, until=_DESCRIBED)
-                elif kind in (b"Q", b"S") and self._answer(server, client) == _IDLE:
-                    break
+                elif kind in asks:
+                    ended, state = self._answer(server, client, until=_READY + _COPY_IN)
+                    if state == _IDLE:
+                        break
+                    # The end of rows is a question where the COPY was a query; otherwise a Sync comes behind it.
+                    asks = _COPIED if ended == _COPY_IN and kind == b"Q" else b"QS"
                 kind, message = _read(client)
         except (OSError, ConnectionError):  # the client is gone, in its transaction
             server.sendall(_message(b"S", b"") + _message(b"Q", b"ROLLBACK\0"))
@@ -123,12 +130,12 @@ class TransactionPooler:
             raise
         self._free.put(server)
 
-    def _answer(self, server: socket.socket, client: socket.socket, until: bytes = _READY) -> bytes:
+    def _answer(self, server: socket.socket, client: socket.socket, until: bytes) -> tuple[bytes, bytes]:
         while True:
             kind, message = _read(server)
             client.sendall(_message(kind, message))
             if kind in until:
-                return message
+                return kind, message
 
 
 def _message(kind: bytes, content: bytes) -> bytes:
