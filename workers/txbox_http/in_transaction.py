@@ -14,13 +14,13 @@ import itertools
 import json
 import logging
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, cast
 
 import anyio
 from anyio.lowlevel import RunVar
 from sqlalchemy import Connection, event
-from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -33,7 +33,7 @@ from txbox.postgres.drivers.asyncpg_pooler import notice_pooler
 from txbox.postgres.engines import note_server, require_server
 from txbox.postgres.guards.commit_guard import add_guard, remove_guard
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon, watch
-from txbox.postgres.guards.session_binds import bind_to, refuse_two_phases
+from txbox.postgres.guards.session_binds import bind_to_own, refuse_two_phases
 from txbox.postgres.guards.transaction_guard import ends_transaction, is_ended, left_in_use, refuse_aborted
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
@@ -80,7 +80,8 @@ class InTransaction:
 
         Args:
             sessions: an ``async_sessionmaker``, for coroutine handlers, or a ``sessionmaker``, for functions. Of one
-                engine: a session that opens a connection of another one is refused.
+                engine, also by ``binds`` or ``get_bind``: a session that asks for another one, with a key or without,
+                gets ``InvalidConfiguration``, and nothing is committed.
             inbox: of the subscriber; a worker with the same one takes a message of the same id for the same.
             max_response_bytes: of a response's body. A larger one fails, and nothing is committed.
             processed: given the request and the session, makes the response where the effect is there, and no response
@@ -137,12 +138,12 @@ class InTransaction:
         return work
 
     def _session(self) -> AsyncSession | Session:
-        """Return a new session, which refuses what comes after the response: nothing would commit that."""
+        """Return a new session, of one engine, which refuses what comes after the response: nothing would commit it."""
         session: AsyncSession | Session = self._sessions(close_resets_only=False)
-        with suppress(UnboundExecutionError):  # it has engines by class
-            bind = session.get_bind()
-            if bind.dialect.driver == "asyncpg":
-                notice_pooler(bind.engine)
+        own = session.sync_session if isinstance(session, AsyncSession) else session
+        bind = bind_to_own(own, "InTransaction.sessions")
+        if bind.dialect.driver == "asyncpg":
+            notice_pooler(bind.engine)
         return session
 
     def _threads(self) -> anyio.CapacityLimiter:
@@ -159,7 +160,6 @@ class InTransaction:
 
     def _record(self, session: Session, keyed: KeyedRequest) -> tuple[Any, ...] | None:
         """Record a request; return what is known of it if it is a duplicate."""
-        bind_to(session, session.get_bind())
         require_server(session.connection())
         for _ in range(RUNS):
             with _recording(self._statements.name_of("processed_message")):

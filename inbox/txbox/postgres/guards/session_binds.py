@@ -4,9 +4,11 @@ What such a session does over one connection does not commit with what it does o
 that we open work on one connection. Of a session that the host has opened, ``keep_to`` refuses a second one.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from txbox.errors import InvalidConfiguration
@@ -43,11 +45,37 @@ def bind_to(session: Session, target: Connection | Engine) -> None:
         if chosen.engine.pool is target.engine.pool:
             return target
         raise InvalidConfiguration(
-            f"the session has an engine of its own, {chosen.engine!r}, whose transactions do not commit with the "
-            f"message: make it for the engine that records the message, {target.engine!r}"
+            f"the session has an engine of its own, {chosen.engine!r}, whose transactions do not commit with those of "
+            f"{target.engine!r}, which txbox works in: make the session for that engine alone"
         )
 
     own.get_bind = get_bind
+
+
+def bind_to_own(session: Session, name: str) -> Connection | Engine:
+    """Have a session work on one connection of its own engine, see ``bind_to``; return that engine, or connection.
+
+    It is what the session opens a connection of where no class is named, or else the only engine of its ``binds``.
+
+    Args:
+        session: one that has not begun.
+        name: what has made it, for the error.
+
+    Raises:
+        InvalidConfiguration: it has no engine, or several and none by default; and as ``bind_to``.
+    """
+    try:
+        target = session.get_bind()
+    except UnboundExecutionError as error:
+        engines = {bind.engine.pool: bind for bind in _binds(session).values()}
+        if len(engines) != 1:
+            raise InvalidConfiguration(
+                f"{name} does not say which engine txbox is to work with: give it one beside its binds, "
+                "sessionmaker(engine, binds=…)"
+            ) from error
+        target = session.bind = next(iter(engines.values())).engine
+    bind_to(session, target)
+    return target
 
 
 def keep_to(session: Session, connection: Connection) -> None:
@@ -73,8 +101,11 @@ def keep_to(session: Session, connection: Connection) -> None:
 
 def _chooses(session: Session) -> bool:
     """Whether a session may have more than one engine."""
-    binds = getattr(session, "binds", None) or getattr(session, "_Session__binds", None)  # 2.1, 2.0
-    return bool(binds) or type(session).get_bind is not Session.get_bind
+    return bool(_binds(session)) or type(session).get_bind is not Session.get_bind
+
+
+def _binds(session: Session) -> Mapping[Any, Engine | Connection]:
+    return getattr(session, "binds", None) or getattr(session, "_Session__binds", None) or {}  # 2.1, 2.0
 
 
 def _refuse_others(session: Session, _: object, connection: Connection) -> None:

@@ -1,0 +1,134 @@
+"""Sessions that have engines of their own: what a handler does commits with its request, or is refused."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, insert
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from support.web.service import engine_for
+from support.workers.business import Business
+from support.workers.mapped import Base, Effect
+from txbox import Inbox, InvalidConfiguration
+from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
+
+STYLES = ["sync", "async", "asyncpg"]
+EFFECT = insert(Effect).values(message_id="tea", body="")
+
+USES: dict[str, Callable[[Session], object]] = {
+    "an entity": lambda session: session.add(Effect(message_id="tea", body="")) or session.flush(),
+    "a statement": lambda session: session.execute(EFFECT),
+    "a connection": lambda session: session.connection(bind_arguments={"mapper": Effect}).execute(EFFECT),
+}
+"""Each way in which a session looks for its engine."""
+
+
+def make(style: str, *engines: Any, session: type[Session] = Session, **options: Any) -> Any:
+    if style == "sync":
+        return sessionmaker(*engines, class_=session, **options)
+    return async_sessionmaker(*engines, sync_session_class=session, **options)
+
+
+def routing(style: str, engine: Any, other: Any) -> Any:
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, *_: Any, **__: Any) -> Engine:
+            chosen = engine if mapper is None else other
+            made: Engine = getattr(chosen, "sync_engine", chosen)
+            return made
+
+    return make(style, session=Routing)
+
+
+FACTORIES: dict[str, Callable[[str, Any, Any], Any]] = {
+    "binds": lambda style, engine, other: make(style, engine, binds={Base: other}),
+    "binds with options": lambda style, engine, other: make(
+        style, engine, binds={Base: other.execution_options(isolation_level="AUTOCOMMIT")}
+    ),
+    "get_bind": routing,
+}
+"""Given a style, make sessions that have one engine for requests, and another one for the class of the effect."""
+
+ALONE: dict[str, Callable[[str, Any, Any], Any]] = {
+    "binds alone": lambda style, engine, _: make(style, binds={Base: engine}),
+    "binds by table": lambda style, engine, _: make(style, binds={Effect.__table__: engine}),
+}
+"""These have no engine but that of the effect."""
+
+
+class Host:
+    """A host with two engines of one database."""
+
+    def __init__(self, url: str, style: str) -> None:
+        self.style = style
+        self.engine, self.other = engine_for(url, style), engine_for(url, style)
+
+    @contextmanager
+    def serving(self, sessions: Any) -> Iterator[Callable[..., int]]:
+        """Serve requests that use a session in one way; send one, and return its status or raise its error."""
+        once = Idempotency(InTransaction(sessions, Inbox("billing")), caller=everyone, required=False)
+
+        async def endpoint(request: Request) -> Response:
+            session, use = once.current(request), USES[request.query_params["use"]]
+            await (run_in_threadpool(use, session) if self.style == "sync" else session.run_sync(use))
+            return Response(status_code=201)
+
+        app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
+        app.add_middleware(IdempotencyMiddleware, once, covers=posts_and_patches)
+        with TestClient(app) as client:
+
+            def send(use: str, key: str | None) -> int:
+                headers = {} if key is None else {"idempotency-key": key}
+                return client.post("/", params={"use": use}, headers=headers).status_code
+
+            try:
+                yield send
+            finally:
+                assert client.portal is not None
+                for engine in (self.engine, self.other):
+                    client.portal.call(engine.dispose)
+
+
+@pytest.fixture(params=STYLES)
+def host(schema_url: str, request: pytest.FixtureRequest) -> Host:
+    return Host(schema_url, request.param)
+
+
+@pytest.mark.parametrize("factory", [*FACTORIES, *ALONE])
+def test_of_the_engine_of_requests_they_work_in_its_transaction(host: Host, business: Business, factory: str) -> None:
+    with host.serving({**FACTORIES, **ALONE}[factory](host.style, host.engine, host.engine)) as send:
+        for use in USES:
+            assert [send(use, use.replace(" ", "-")) for _ in range(2)] == [201, 201]
+            assert send(use, None) == 201
+    assert business.applied() == {"tea": 2 * len(USES)}
+    assert business.recorded() == {use.replace(" ", "-") for use in USES}
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_of_another_engine_they_are_refused(host: Host, business: Business, factory: str) -> None:
+    with host.serving(FACTORIES[factory](host.style, host.engine, host.other)) as send:
+        for use in USES:
+            for key in ("k1", None):
+                with pytest.raises(InvalidConfiguration, match=r"an engine of its own, .*\*\*\*"):
+                    send(use, key)
+    assert business.applied() == {}
+    assert business.recorded() == set()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_where_no_engine_is_that_of_requests_one_is_asked_for(host: Host, business: Business, several: bool) -> None:
+    binds: Any = {Effect: host.engine, Base: host.other} if several else {}
+    with host.serving(make(host.style, binds=binds)) as send:
+        for key in ("k1", None):
+            with pytest.raises(InvalidConfiguration, match="which engine"):
+                send("a statement", key)
+    assert business.applied() == {}
+    assert business.recorded() == set()
