@@ -16,6 +16,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 
 import txbox
+import txbox_migrations
 from support.documents import blocks
 from txbox import Outcome, Reason, instrumentation
 from txbox.instrumentation import (
@@ -192,6 +193,14 @@ def test_every_reason_envelope_and_table_is_documented() -> None:
     assert {reason.value for reason in Reason} - rows(page("operating.md")).keys() == set()
     assert {envelope.value for envelope in Envelope} - rows(page("envelopes.md")).keys() == set()
     assert set(TABLE_NAMES) - rows(page("migrations.md")).keys() == set()
+
+
+def test_migrations_counts_the_tables_and_the_steps() -> None:
+    text = page("migrations.md")
+    assert re.findall(r"txbox has (\S+) tables", text) == [str(len(TABLE_NAMES))]
+    versions = re.findall(r"steps 1, 2, … (\d+)|upgrade\(op, .*?to=(\d+)|version 0 → (\d+)|at version (\d+)", text)
+    assert len(versions) >= 6
+    assert {"".join(one) for one in versions} - {"0"} == {str(txbox_migrations.LATEST)}
 
 
 def test_every_file_that_internals_names_exists() -> None:
