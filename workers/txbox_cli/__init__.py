@@ -4,6 +4,8 @@ Every failure is one line on stderr that says what to do, and exit status 1 (it 
 A traceback is shown only with ``--debug``.
 """
 
+import os
+import signal
 import sys
 
 __all__ = ["main"]
@@ -17,9 +19,12 @@ def main() -> None:
 
         with needs("cli"):
             from txbox_cli.app import run
-    except KeyboardInterrupt:
-        sys.exit(130)
+        status = run()
+    except KeyboardInterrupt:  # while this is imported, or once more while the command ends
+        status = 130
     except ExtraMissing as error:
         sys.stderr.write(f"txbox: {error}\n")
-        sys.exit(1)
-    sys.exit(run())
+        status = 1
+    # Python has yet to end threads and libraries, and would show where an interrupt meets them.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    sys.exit(status)

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,6 +14,9 @@ END_SECONDS = 8.0
 
 _asked: list[int] = []
 """The signals that asked this process to end. A list: a handler may take no lock, as it may interrupt who holds it."""
+
+_dropped: list[int] = []
+"""What of ``_asked`` came out of a finalizer, where Python drops it."""
 
 _at_once: list[Callable[[], object]] = []
 """What a handler calls, before it raises; none of it takes a lock."""
@@ -28,6 +32,7 @@ def terminated_as_interrupt() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         _asked.clear()
+        _dropped.clear()
         _at_once.clear()
 
 
@@ -46,15 +51,27 @@ def interrupted_plainly(at_once: Callable[[], object]) -> None:
 def seen_as_interrupt() -> Iterator[None]:
     """Have what fails after a request to end be an interruption, too.
 
-    A KeyboardInterrupt may come out anywhere, and Python drops one that comes out of a finalizer. Those of py4j talk to
-    Spark, so what is left of it is a broken connection, of which the next call complains.
+    A KeyboardInterrupt may come out anywhere, and Python shows and drops one that comes out of a finalizer. Those of
+    py4j talk to Spark, so what is left of it is a broken connection, of which the next call complains. Here it is not
+    shown, and ``ended_in_time`` sends it again.
     """
+    before = sys.unraisablehook
+
+    def keep_interrupt(unraisable: "sys.UnraisableHookArgs") -> None:
+        if _asked and issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _dropped.append(_asked[-1])
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = keep_interrupt
     try:
         yield
     except Exception as error:
         if _asked:
             raise KeyboardInterrupt from error
         raise
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager
@@ -66,13 +83,22 @@ def ended_in_time(kill: Callable[[], object]) -> Iterator[None]:
     """
     over = threading.Event()
 
+    def is_over_within(seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not over.wait(0.2):
+            if time.monotonic() > end:
+                return False
+            if _dropped:
+                signal.pthread_kill(threading.main_thread().ident or 0, _dropped.pop())
+        return True
+
     def watch() -> None:
         while not over.wait(0.2):
             if not _asked:
                 continue
-            if not over.wait(KILL_SECONDS):
+            if not is_over_within(KILL_SECONDS):
                 kill()
-            if not over.wait(END_SECONDS - KILL_SECONDS):
+            if not is_over_within(END_SECONDS - KILL_SECONDS):
                 sys.stderr.write("txbox: interrupted; run it again, or resume the run\n")
                 sys.stderr.flush()
                 os._exit(130)

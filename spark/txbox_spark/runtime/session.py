@@ -4,12 +4,15 @@ import contextlib
 import importlib.util
 import logging
 import os
+import signal
 import socketserver
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from txbox_spark.runtime.explanations import describe_spark_error
@@ -67,14 +70,18 @@ def spark_session(
 
     asked = _settings(name, master, _driver_settings(jdbc_jar, MAVEN_REPOSITORY), settings or {})
     # Set by spark-submit; pyspark then joins the JVM that started this Python.
+    pysparks: _Handler = None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and SparkContext._gateway is None:  # noqa: SLF001 pyspark has no other way to ask for its JVM
         with java_found():
-            _start(asked)
+            pysparks = _start(asked)
     builder = SparkSession.builder
     for key, value in asked.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    if pysparks is not None:
+        signal.signal(signal.SIGINT, pysparks)
+    return session
 
 
 def require_jdbc_driver(spark: SparkSession) -> None:
@@ -110,9 +117,10 @@ def quiet_pyspark() -> None:
     for server in vars(accumulators).values():
         if isinstance(server, type) and issubclass(server, socketserver.BaseServer):
             server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    # py4j logs a traceback for every Ctrl-C, some of them by the root logger.
+    # py4j logs a traceback for every Ctrl-C, and for a JVM that has died, some of them by the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(lambda record: record.msg != "KeyboardInterrupt while sending command.")
+    logging.getLogger().addFilter(lambda record: not str(record.msg).endswith(" while sending command."))
+    warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process")
 
 
 def mute_jvm() -> None:
@@ -158,13 +166,19 @@ def _settings(name: str, master: str | None, driver: Mapping[str, str], theirs: 
     return {**ours, **theirs, **joined}
 
 
-def _start(settings: Mapping[str, str]) -> None:
-    """Start the JVM and Spark in it; pyspark's builder finds both running."""
+def _start(settings: Mapping[str, str]) -> "_Handler":
+    """Start the JVM and Spark in it; pyspark's builder finds both running.
+
+    Returns:
+        What pyspark does on Ctrl-C, if it has taken that over, to be set when nothing is being set up any more: it asks
+        the JVM to cancel jobs, in the middle of whatever Python asks it at that moment.
+    """
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
+    callers = signal.getsignal(signal.SIGINT)
     conf = SparkConf().setAll(list(settings.items()))
     _HeldStderr.muted = False
     stderr = _HeldStderr()
@@ -177,6 +191,11 @@ def _start(settings: Mapping[str, str]) -> None:
             gateway = launched.result()
         kill_after_exit(gateway.proc)
         context = SparkContext(conf=conf, gateway=gateway)
+        pysparks = signal.getsignal(signal.SIGINT)
+        if pysparks is callers or callers is None:  # as in another thread than the main one
+            pysparks = None
+        else:
+            signal.signal(signal.SIGINT, callers)
     except KeyboardInterrupt:
         if launched is not None and launched.done() and launched.exception() is None:
             _kill(launched.result())
@@ -192,7 +211,7 @@ def _start(settings: Mapping[str, str]) -> None:
     finally:
         stderr.release()
     if not str(context.master).startswith("local"):
-        return
+        return pysparks
     if "PYSPARK_PYTHON" not in os.environ:
         # Otherwise tasks run in the first python3 of the PATH, which may be without our packages.
         context.pythonExec = sys.executable
@@ -200,6 +219,7 @@ def _start(settings: Mapping[str, str]) -> None:
     log4j = gateway.jvm.org.apache.logging.log4j
     for name in _LOG_TASKS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    return pysparks
 
 
 @contextlib.contextmanager
@@ -286,6 +306,7 @@ def _reason(text: str) -> str:
     return (errors or lines[-1:] or ["its JVM ended without output"])[0]
 
 
+_Handler = Callable[[int, FrameType | None], Any] | int | None  # as signal.getsignal returns it
 _LOG_TASKS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 _LISTS = {
     "spark.jars": ",",

@@ -2,11 +2,20 @@
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 from contextlib import suppress
 
 import pytest
 
-from txbox_cli.signals import hangup_terminates, interrupted_plainly, seen_as_interrupt, terminated_as_interrupt
+from txbox_cli.signals import (
+    ended_in_time,
+    hangup_terminates,
+    interrupted_plainly,
+    seen_as_interrupt,
+    terminated_as_interrupt,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +39,42 @@ def test_what_breaks_because_of_an_interrupt_is_one(number: signal.Signals) -> N
         with pytest.raises(KeyboardInterrupt) as raised, seen_as_interrupt():
             break_by(number)
     assert isinstance(raised.value.__cause__, ConnectionError)
+
+
+class InterruptedFinalizer:
+    """Python shows what its finalizer raises, and drops it."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_that_comes_out_of_a_finalizer_comes_again_and_is_not_shown(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    killed, hook = threading.Event(), sys.unraisablehook
+    with terminated_as_interrupt():
+        interrupted_plainly(lambda: None)
+        with pytest.raises(KeyboardInterrupt), seen_as_interrupt(), ended_in_time(killed.set):
+            InterruptedFinalizer()
+            killed.wait(20)
+    assert not killed.is_set()
+    assert capfd.readouterr().err == ""
+    assert sys.unraisablehook is hook
+
+
+AT_EXIT = """
+import atexit, signal, sys
+import txbox_cli
+atexit.register(signal.raise_signal, signal.SIGINT)
+sys.argv[1:] = ["--version"]
+txbox_cli.main()
+"""
+
+
+def test_an_interrupt_while_python_ends_shows_no_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "")
+    assert ended.stdout.startswith("txbox ")
 
 
 def test_any_other_error_stays_what_it_is() -> None:

@@ -26,6 +26,20 @@ print(session.range(10).count(), flush=True)
 FINDS_NO_DRIVER = f"""{BEGIN}
 spark_session(master="local[1]")
 """
+IS_INTERRUPTED = f"""{BEGIN}
+import signal
+from pathlib import Path
+from pyspark.sql import SparkSession
+make = SparkSession.Builder.getOrCreate
+def interrupted(builder):
+    signal.raise_signal(signal.SIGINT)
+    return make(builder)
+SparkSession.Builder.getOrCreate = interrupted
+told = []
+signal.signal(signal.SIGINT, lambda *_: told.append(1))
+spark_session(master="local[1]", jdbc_jar=Path("JAR"))
+print(told, signal.getsignal(signal.SIGINT).__module__, flush=True)
+"""
 IS_SUBMITTED = f"""{BEGIN}
 session = spark_session(settings={{"spark.sql.shuffle.partitions": "3"}})
 print(session.sparkContext.master, session.conf.get("spark.sql.shuffle.partitions"))
@@ -106,6 +120,13 @@ def test_it_starts_without_a_network_from_the_local_maven_repository_and_says_no
     shutil.copy(driver_jar, jar)
     ended = run(home, *no_network, sys.executable, "-c", STARTS_WITHOUT_A_NETWORK)
     assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (0, [str(jar), "10"], "")
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_the_callers_until_the_session_is_there(home: Path, driver_jar: Path) -> None:
+    """From then on it is pyspark's, which cancels jobs; that would talk with the JVM in the middle of a call."""
+    ended = run(home, sys.executable, "-c", IS_INTERRUPTED.replace("JAR", str(driver_jar)))
+    assert (ended.stdout.strip(), ended.stderr) == ("[1] pyspark.core.context", "")
 
 
 @pytest.mark.slow

@@ -153,6 +153,7 @@ def test_an_interrupt_while_spark_starts_is_one_line(
             signal.pause()
         except KeyboardInterrupt:
             logging.exception("KeyboardInterrupt while sending command.")  # noqa: LOG015 - as py4j does
+        logging.error("Exception while sending command.")  # noqa: LOG015 - as py4j does
         raise ConnectionError("answer from Java side is empty")
 
     monkeypatch.setattr(txbox_spark, "spark_session", interrupted)
