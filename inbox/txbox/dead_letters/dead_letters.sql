@@ -157,7 +157,7 @@ SELECT %(json_path)s::jsonpath
 
 -- name: create_json_function
 -- Make a function for this transaction: whether a JSON path finds something in a body, and not only false and null.
--- A body that is not JSON, or is nested too deeply for the server, is no error.
+-- Null of a body that is not JSON, is nested too deeply for the server, or has a \u0000, which jsonb cannot hold.
 -- parameters: none
 -- returns: nothing
 CREATE FUNCTION pg_temp.txbox_finds_json(body bytea, path jsonpath) RETURNS boolean
@@ -168,7 +168,7 @@ BEGIN
     WHERE found.item NOT IN ('false', 'null')
   );
 EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
-  RETURN false;
+  RETURN NULL;
 END $$
 
 -- name: drop_json_function
@@ -187,6 +187,12 @@ DROP FUNCTION pg_temp.txbox_finds_json(bytea, jsonpath)
 SELECT {{letter}} FROM {{dead_letter}} AS letter
 WHERE {{wanted}} AND letter.dead_letter_id > %(after)s
 ORDER BY letter.dead_letter_id LIMIT %(page)s
+
+-- name: passed_over
+-- How many letters the rest of a filter means, of whose bodies its JSON path cannot be asked.
+-- parameters: as letters, but for after, page, body_from and body_bytes; and json_path text
+-- returns: their count
+SELECT count(*) FROM {{dead_letter}} AS letter WHERE {{wanted}} AND {{finds_json}} IS NULL
 
 -- name: matching_counts
 -- How many letters a filter means, and how many of them a redrive refuses, as one before them in their key is not sent.

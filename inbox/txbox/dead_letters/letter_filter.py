@@ -40,8 +40,8 @@ class LetterFilter:
         message_ids: of one of these messages; empty: of any.
         headers: with these headers; their names in upper or lower case.
         json_path: a JSON path of Postgres that finds something in the body as the broker delivered it, and not only
-            false and null: ``$.customer == 7``, ``$.items[*] ? (@.price > 100)``. A body that is not JSON does not
-            match.
+            false and null: ``$.customer == 7``, ``$.items[*] ? (@.price > 100)``. A body that Postgres cannot read as
+            JSON does not match: see ``LetterOperations.passed_over``.
             https://www.postgresql.org/docs/current/functions-json.html#FUNCTIONS-SQLJSON-PATH
         numbers: of these numbers, whether they wait or not; None: of any.
         up_to: of no higher number than this: what is parked after a look at them is not meant.

@@ -94,6 +94,24 @@ class LetterOperations:
                 for of, reason, count, oldest, behind in rows
             ]
 
+    def passed_over(self, which: LetterFilter, *, redriven: bool = False) -> int:
+        """Return of how many letters the filter's JSON path cannot be asked, as Postgres cannot read them as JSON.
+
+        They are not JSON, nested too deeply for the server, or have a ``\\u0000``. Without a JSON path there are none.
+
+        Args:
+            which: of the letters; what it says beside the path holds of those that are counted.
+            redriven: also those that do not wait, as in ``DeadLetters.list``.
+
+        Raises:
+            InvalidConfiguration: the filter's JSON path is none.
+        """
+        if which.json_path is None:
+            return 0
+        parameters = {**which.parameters(), "all": redriven}
+        with short_transaction(self._engine) as connection, filtered(connection, self._statements, which):
+            return int(connection.exec_driver_sql(self._statements.passed_over, parameters).scalar_one())
+
     def select(
         self,
         which: LetterFilter,

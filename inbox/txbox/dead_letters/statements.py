@@ -22,6 +22,7 @@ class DeadLetterStatements(SqlFile, file="dead_letters.sql", fragments_of=OrderS
     create_json_function: str
     drop_json_function: str
     letters: str
+    passed_over: str
     matching_counts: str
     store_operation: str
     store_selection: str

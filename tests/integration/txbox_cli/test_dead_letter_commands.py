@@ -72,6 +72,26 @@ def test_a_dry_run_leaves_out_expired_letters_as_the_redrive_would(txbox: Txbox,
     assert discard.out.endswith("\n2 letters would be discarded\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("list",), "no dead letters\n"),
+        (("redrive", "--dry-run"), "0 letters would be sent through again\n"),
+        (("redrive",), "0 sent through again\n"),
+        (("discard", "--note", "x"), "0 discarded\n"),
+    ],
+)
+def test_a_json_path_says_what_it_passes_over(
+    txbox: Txbox, engine: Engine, queue: str, command: tuple[str, ...], says: str
+) -> None:
+    park(engine, queue, "a", body=b"customer=7")
+    park(engine, queue, "b", body=b'{"customer": 7, "note": "\\u0000"}')
+    park(engine, queue, "c", body=b'{"customer": 8}')
+    told = "txbox: --json-path passes over 2 letters, whose bodies Postgres cannot read as JSON\n"
+    assert txbox("dead-letters", *command, "--json-path", "$.customer == 7") == Ended(0, says, told)
+    assert txbox("dead-letters", *command, "--message-id", "no").err == ""
+
+
 def test_a_dry_run_counts_and_shows_and_does_nothing(txbox: Txbox, engine: Engine, numbers: list[int]) -> None:
     ended = txbox("dead-letters", "redrive", "--error", "stock", "--dry-run")
     lines = [line.split() for line in ended.out.splitlines()]

@@ -48,6 +48,11 @@ class InterruptedFinalizer:
         signal.raise_signal(signal.SIGINT)
 
 
+def lose_an_interrupt(over: threading.Event) -> None:
+    InterruptedFinalizer()
+    over.wait(20)
+
+
 def test_an_interrupt_that_comes_out_of_a_finalizer_comes_again_and_is_not_shown(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -55,8 +60,7 @@ def test_an_interrupt_that_comes_out_of_a_finalizer_comes_again_and_is_not_shown
     with terminated_as_interrupt():
         interrupted_plainly(lambda: None)
         with pytest.raises(KeyboardInterrupt), seen_as_interrupt(), ended_in_time(killed.set):
-            InterruptedFinalizer()
-            killed.wait(20)
+            lose_an_interrupt(killed)
     assert not killed.is_set()
     assert capfd.readouterr().err == ""
     assert sys.unraisablehook is hook

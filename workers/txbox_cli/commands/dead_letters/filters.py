@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from sqlalchemy import Engine
 
 from txbox import InvalidConfiguration, Reason
-from txbox.dead_letters import LetterFilter
+from txbox.dead_letters import LetterFilter, LetterOperations
 from txbox_cli.errors import UsageError
-from txbox_cli.options import ReadBy, read_moment, require_order
+from txbox_cli.options import Database, ReadBy, read_moment, require_order
+from txbox_cli.output import counted
 
 
 def read_filter(
@@ -69,6 +71,14 @@ def read_filter(
 
 
 FilterOptions = Annotated[LetterFilter, ReadBy(read_filter)]
+
+
+def tell_passed_over(engine: Engine, db: Database, which: LetterFilter, *, redriven: bool = False) -> None:
+    """Say of how many letters the filter's JSON path cannot be asked; they would be missed in silence."""
+    count = LetterOperations(engine, schema=db.schema, prefix=db.prefix).passed_over(which, redriven=redriven)
+    if count:
+        letters = counted(count, "letter")
+        typer.echo(f"txbox: --json-path passes over {letters}, whose bodies Postgres cannot read as JSON", err=True)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from txbox import DeadLetter, DeadLetters
-from txbox_cli.commands.dead_letters.filters import FilterOptions, refused_as_usage
+from txbox_cli.commands.dead_letters.filters import FilterOptions, refused_as_usage, tell_passed_over
 from txbox_cli.errors import CommandFailed
 from txbox_cli.options import DatabaseOptions, JsonOption
 from txbox_cli.output import print_json, print_table, printable
@@ -43,6 +43,7 @@ def list_letters(
     Those of a relay were never received; their subscriber is txbox:outbox: and the destination.
     """
     with db.engine() as engine, refused_as_usage():
+        tell_passed_over(engine, db, which, redriven=redriven)
         letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix).list(
             which, redriven=redriven, after=after, limit=limit, body_bytes=0
         )

@@ -21,7 +21,7 @@ from txbox.dead_letters import (
 )
 from txbox.outbox.status import relays_at_work
 from txbox_aws.letter_sender import letter_sender
-from txbox_cli.commands.dead_letters.filters import FilterOptions, refused_as_usage
+from txbox_cli.commands.dead_letters.filters import FilterOptions, refused_as_usage, tell_passed_over
 from txbox_cli.commands.dead_letters.letters import TIME, print_letters, summary
 from txbox_cli.errors import CommandFailed, Interrupted, UsageError, explain
 from txbox_cli.options import (
@@ -111,6 +111,7 @@ def redrive(
     """
     until_free_seconds = None if until_free is None else read_span("--until-free", until_free).total_seconds()
     with db.engine() as engine, refused_as_usage():
+        tell_passed_over(engine, db, which)
         if dry_run:
             _show(engine, db, which, "sent through again", expired=expired, in_order=True, as_json=as_json)
             return 0
@@ -143,6 +144,7 @@ def discard(
     if not dry_run and not (note or "").strip():
         raise UsageError("say why they are given up: --note TEXT")
     with db.engine() as engine, refused_as_usage():
+        tell_passed_over(engine, db, which)
         if dry_run:
             _show(engine, db, which, "discarded", as_json=as_json)
             return 0
