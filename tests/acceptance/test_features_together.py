@@ -32,6 +32,6 @@ def test_nothing_is_lost_doubled_or_both_parked_and_processed(
     world = World(schema_url, engine, seed=seed, level=level, rotating=rotating, ordered=ordered)
     world.run(SECONDS)
     broken = world.broken_promises()
-    print(f"seed {seed}: {len(world.sent)} messages; {dict(world.done)}")  # noqa: T201 - for -s, and for a failure
+    print(f"seed {seed}: {len(world.sent)} messages, loaders of {[*world.loaders]}; {dict(world.done)}")  # noqa: T201 - for -s, and for a failure
     assert world.errors == []
     assert broken == [], f"TXBOX_TOGETHER_SEED={seed}"

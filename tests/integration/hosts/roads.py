@@ -25,6 +25,7 @@ from starlette.testclient import TestClient
 from integration.hosts.shapes import Host, Place
 from support.aws.lambda_events import Context, event, record
 from support.django_shop import project
+from support.postgres.host_loaders import register_at
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from support.workers import async_worker
@@ -167,7 +168,7 @@ def by_django(host: Host, place: Place) -> None:
     losses = Losses()
 
     def register(connection: Any, **_: object) -> None:
-        host.register(connection.connection)
+        register_at(connection.connection, host.loaders)
 
     def handle(message: Message) -> None:
         with connections["default"].cursor() as cursor:

@@ -4,15 +4,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 
 import psycopg
-from psycopg.adapt import Loader
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
+from support.postgres.host_loaders import AsBytes, AsDecimal, AsText, Loaders, Upper, register_loaders
 from support.postgres.statements import run
 from support.postgres.tables import table_statements
 from support.postgres.transaction_pooler import transaction_pooler
@@ -63,26 +62,6 @@ class Place:
 
 
 Database = Callable[[Server], AbstractContextManager[Place]]
-
-
-class Upper(Loader):
-    def load(self, data: Any) -> Any:
-        return bytes(data).decode().upper()
-
-
-class AsBytes(Loader):
-    def load(self, data: Any) -> Any:
-        return bytes(data)
-
-
-class AsText(Loader):
-    def load(self, data: Any) -> Any:
-        return bytes(data).decode()
-
-
-class AsDecimal(Loader):
-    def load(self, data: Any) -> Any:
-        return Decimal(bytes(data).decode())
 
 
 @contextmanager
@@ -205,28 +184,18 @@ class Host:
     database: Database = plain
     options: Mapping[str, Any] = field(default_factory=dict)
     sessions: Callable[[Any], dict[str, Any]] = no_options
-    loaders: Mapping[str, type[Loader]] = field(default_factory=dict)
+    loaders: Loaders = field(default_factory=dict)
 
     def engine(self, url: str) -> Engine:
         """Make an engine for functions."""
-        return self._prepared(create_engine(url, **self.options))
+        engine = create_engine(url, **self.options)
+        register_loaders(engine, self.loaders)
+        return engine
 
     def async_engine(self, url: str) -> Any:
         """Make one for coroutines."""
         engine = create_async_engine(url, **self.options)
-        self._prepared(engine.sync_engine)
-        return engine
-
-    def register(self, driver: Any) -> None:
-        """Register the host's loaders at a connection of the driver's."""
-        for name, loader in self.loaders.items():
-            driver.adapters.register_loader(name, loader)
-
-    def _prepared(self, engine: Engine) -> Engine:
-        @event.listens_for(engine, "connect")
-        def connected(dbapi_connection: Any, _: object) -> None:
-            self.register(getattr(dbapi_connection, "driver_connection", dbapi_connection))
-
+        register_loaders(engine.sync_engine, self.loaders)
         return engine
 
 

@@ -1,37 +1,14 @@
 """Workers beside loaders that the host has registered: nothing is acked undone, and failures are counted and parked."""
 
-from decimal import Decimal
-from typing import Any
-
 import pytest
 from psycopg.adapt import Loader
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from support.postgres.host_loaders import AsBytes, AsDecimal, AsText, Upper, register_loaders
 from support.workers.memory_worker import at_work, make, messages, numbered
 from txbox import DeadLetters, Message, Outcome
 from txbox_workers.memory_source import MemorySource
-
-
-class AsBytes(Loader):
-    def load(self, data: Any) -> Any:
-        return bytes(data)
-
-
-class AsText(Loader):
-    def load(self, data: Any) -> Any:
-        return bytes(data).decode()
-
-
-class AsDecimal(Loader):
-    def load(self, data: Any) -> Any:
-        return Decimal(bytes(data).decode())
-
-
-class Upper(Loader):
-    def load(self, data: Any) -> Any:
-        return bytes(data).decode().upper()
-
 
 LOADERS: dict[str, tuple[str, type[Loader]]] = {
     "text as bytes": ("text", AsBytes),
@@ -47,11 +24,7 @@ def loaded(request: pytest.FixtureRequest, engine: Engine) -> Engine:
     name, loader = LOADERS[request.param]
     engine.connect().close()  # SQLAlchemy's own first look at a server wants texts
     engine.dispose()
-
-    @event.listens_for(engine, "connect")
-    def register(dbapi_connection: Any, _: object) -> None:
-        dbapi_connection.adapters.register_loader(name, loader)
-
+    register_loaders(engine, {name: loader})
     return engine
 
 

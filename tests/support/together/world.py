@@ -1,6 +1,7 @@
 """Features together: what users and operators do at once, at random from a seed, and the promises asked afterwards.
 
-Workers of both kinds, a relay and a service over HTTP share one inbox. Threads of the test publish, deliver again,
+Workers of both kinds, a relay and a service over HTTP share one inbox, by sessions with ``binds``, over drivers with
+loaders of the host's. Threads of the test publish, deliver again,
 import, redrive, discard, rotate, forget, load in bulk, call what leases guard, and end sessions, each as its lots say.
 What has to be true then is computed from what was sent, and from tables that refuse nothing.
 """
@@ -20,7 +21,7 @@ from typing import Any
 import httpx2
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -28,10 +29,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from support.postgres.host_loaders import AsBytes, AsDecimal, AsText, Loaders, Upper, register_loaders
 from support.web.service import served
 from support.workers.async_worker import make as make_async
 from support.workers.business import APPLY, Business
 from support.workers.fifo_source import FifoSource
+from support.workers.mapped import Base
 from support.workers.memory_worker import at_work, make, messages
 from txbox import (
     DeadLetter,
@@ -67,6 +70,9 @@ REPEATED_SECONDS = 4.0
 
 KEYS = 4
 
+LOADERS: tuple[Loaders, ...] = ({}, {"text": AsBytes, "jsonb": AsText}, {"text": Upper, "int8": AsDecimal})
+"""One of these is what a host has registered."""
+
 ROADS = "SELECT body FROM effect WHERE message_id = '{}' ORDER BY position"
 
 
@@ -75,6 +81,7 @@ class World:
 
     Attributes:
         seed: what the lots come from; threads and the server are not bound by it.
+        loaders: what the host has registered with its driver.
         done: how often each action was begun.
         errors: what nobody has expected.
     """
@@ -90,6 +97,9 @@ class World:
         own = {"application_name": NAME}
         self._ours = create_engine(url, isolation_level=level, connect_args=own, pool_size=20)
         self._async: AsyncEngine = create_async_engine(url, isolation_level=level, connect_args=own, pool_size=8)
+        self.loaders = random.Random(seed).choice(LOADERS)
+        for one in (self._ours, self._async.sync_engine):
+            register_loaders(one, self.loaders)
         self._letters = DeadLetters(self._ours)
         self._source = FifoSource(batch_size=4, wait_seconds=0.01)
         self._lock = threading.Lock()
@@ -316,12 +326,16 @@ class World:
     @contextmanager
     def _at_work(self) -> Iterator[httpx2.Client]:
         options: dict[str, Any] = {"max_attempts": 2, "ordered": self.ordered}
-        worker = make(self._source, self._ours, self._handle, transactions="message", **options)
+        sessions = sessionmaker(binds={Base: self._ours})
+        worker = make(
+            self._source, self._ours, self._handle, session_factory=sessions, transactions="message", **options
+        )
         relay = Relay(self._ours, {"own": FunctionPublisher(self._receive)}, senders=1)
         stop = threading.Event()
 
         async def work() -> None:
-            async with make_async(self._source, self._async, self._handle_async, **options):
+            sessions = async_sessionmaker(binds={Base: self._async})
+            async with make_async(self._source, self._async, self._handle_async, session_factory=sessions, **options):
                 await asyncio.to_thread(stop.wait)
             await self._async.dispose()
 
@@ -353,7 +367,7 @@ class World:
         self.receipts.add(message.headers["of"])
 
     def _service(self) -> IdempotencyMiddleware:
-        in_transaction = InTransaction(sessionmaker(self._ours), Inbox("billing", wait_seconds=0.2))
+        in_transaction = InTransaction(sessionmaker(binds={Base: self._ours}), Inbox("billing", wait_seconds=0.2))
         once = Idempotency(in_transaction, caller=everyone)
 
         async def apply(request: Request) -> Response:

@@ -1,35 +1,20 @@
 """What a host registers with its driver changes neither what is kept nor what comes back."""
 
-from decimal import Decimal
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.adapt import Dumper, Loader
+from psycopg.adapt import Dumper
 from sqlalchemy import Engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+from support.postgres.host_loaders import AsBytes, AsDecimal, Upper
 from support.txbox.inbox import recorded
 from support.txbox.styles import AsyncpgConnections, Style
 from txbox import AsyncInbox, InvalidConfiguration, Recorded
 
 pytestmark = pytest.mark.anyio
-
-
-class AsBytes(Loader):
-    def load(self, data: Any) -> Any:
-        return bytes(data)
-
-
-class Upper(Loader):
-    def load(self, data: Any) -> Any:
-        return bytes(data).decode().strip().upper()
-
-
-class AsDecimal(Loader):
-    def load(self, data: Any) -> Any:
-        return Decimal(bytes(data).decode())
 
 
 class StripsAndLowers(Dumper):
