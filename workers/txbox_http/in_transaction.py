@@ -31,7 +31,13 @@ from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.drivers.asyncpg_pooler import notice_pooler
 from txbox.postgres.engines import note_server, require_server
-from txbox.postgres.guards.commit_guard import add_guard, remove_guard
+from txbox.postgres.guards.commit_guard import (
+    add_guard,
+    begin_guarded,
+    commit_guarded,
+    pipelines,
+    remove_guard,
+)
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon, watch
 from txbox.postgres.guards.session_binds import bind_to_own, refuse_two_phases
 from txbox.postgres.guards.transaction_guard import ends_transaction, is_ended, left_in_use, refuse_aborted
@@ -300,10 +306,11 @@ class SessionWork:
                 raise StatementLeftOpen
             session.flush()
         self._is_ours = True
-        for connection in self._guarded:
-            if connection.in_transaction():  # or else the handler has rolled back, and has begun another one
-                remove_guard(connection)  # not in an aborted one; COMMIT rolls that back, and drivers say nothing
         session.commit()
+        for connection in self._guarded:
+            if connection.in_transaction():  # of the host, who has bound the session to it, and commits it
+                remove_guard(connection)
+        self._guarded.clear()
 
     def _refuse_commit(self, session: Session) -> None:
         """Stop a handler that commits: its response would not be kept, and a repeat could not have it."""
@@ -318,20 +325,40 @@ class SessionWork:
         self._users.attach(connection)
         watch(connection)
         if connection.dialect.name == "postgresql" and not commits_by_itself(connection):
-            if _NOTED not in connection.info:
-                note_server(connection, connection.exec_driver_sql(SERVER.backend_pid).scalar_one())
-                connection.info[_NOTED] = True
-            add_guard(connection)
+            if pipelines(connection):
+                with self._users.using(connection):
+                    note_server(connection, begin_guarded(connection))
+            else:
+                if _NOTED not in connection.info:
+                    note_server(connection, connection.exec_driver_sql(SERVER.backend_pid).scalar_one())
+                    connection.info[_NOTED] = True
+                add_guard(connection)
             self._guarded.append(connection)
             event.listen(connection, "before_cursor_execute", self._refuse_after_end)
-        event.listen(connection, "commit", self._refuse_commit_below)
+        event.listen(connection, "commit", self._commit_below)
         event.listen(connection, "before_cursor_execute", self._refuse_commit_as_sql)
 
-    def _refuse_commit_below(self, connection: Connection) -> None:
+    def _commit_below(self, connection: Connection) -> None:
+        """Refuse a commit that is not ours; take the guard from one that is, which goes out with it where that can be.
+
+        In an aborted transaction the guard stays: COMMIT would roll that back, and drivers say nothing.
+        """
+        # For SQLAlchemy, a transaction whose commit has failed is over: it would go to the pool as it is, open.
         if not self._is_ours:
-            # For SQLAlchemy, a transaction whose commit has failed is over: it would go to the pool as it is, open.
             abandon(connection)
             raise TransactionEnded
+        if connection not in self._guarded:
+            return
+        self._guarded.remove(connection)
+        try:
+            if pipelines(connection) and len(connection.dispatch.commit) == 1:
+                commit_guarded(connection)
+            else:  # listeners of the host's may have something to add before the commit
+                remove_guard(connection)
+        except BaseException:
+            if not (connection.closed or connection.invalidated or is_ended(connection)):
+                abandon(connection)
+            raise
 
     def _refuse_commit_as_sql(self, _connection: Connection, _cursor: object, statement: str, *_: object) -> None:
         if not self._is_ours and ends_transaction(statement):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, insert
+from sqlalchemy import Connection, Engine, event, insert
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
@@ -30,6 +30,14 @@ USES: dict[str, Callable[[Session], object]] = {
     "a connection": lambda session: session.connection(bind_arguments={"mapper": Effect}).execute(EFFECT),
 }
 """Each way in which a session looks for its engine."""
+
+
+def add(connection: Connection) -> None:
+    connection.execute(insert(Effect).values(message_id="added", body=""))
+
+
+def listen(session: Session) -> None:
+    event.listen(session.connection(), "commit", add)
 
 
 def make(style: str, *engines: Any, session: type[Session] = Session, **options: Any) -> Any:
@@ -77,7 +85,7 @@ class Host:
         once = Idempotency(InTransaction(sessions, Inbox("billing")), caller=everyone, required=False)
 
         async def endpoint(request: Request) -> Response:
-            session, use = once.current(request), USES[request.query_params["use"]]
+            session, use = once.current(request), (USES | {"a listener": listen})[request.query_params["use"]]
             await (run_in_threadpool(use, session) if self.style == "sync" else session.run_sync(use))
             return Response(status_code=201)
 
@@ -132,3 +140,30 @@ def test_where_no_engine_is_that_of_requests_one_is_asked_for(host: Host, busine
                 send("a statement", key)
     assert business.applied() == {}
     assert business.recorded() == set()
+
+
+@pytest.mark.parametrize("key", ["k1", None])
+def test_what_a_host_adds_before_a_commit_commits_with_the_request(
+    host: Host, business: Business, key: str | None
+) -> None:
+    with host.serving(make(host.style, host.engine)) as send:
+        assert send("a listener", key) == 201
+        event.listen(getattr(host.engine, "sync_engine", host.engine), "commit", add)
+        assert send("a statement", key and "k2") == 201
+    assert business.applied() == {"tea": 1, "added": 2}
+
+
+@pytest.mark.parametrize("key", ["k1", None])
+@pytest.mark.parametrize("mode", ["create_savepoint", "control_fully"])
+def test_a_session_of_a_hosts_connection_leaves_that_free_to_commit(
+    engine: Engine, schema_url: str, business: Business, key: str | None, mode: str
+) -> None:
+    host = Host(schema_url, "sync")
+    with engine.connect() as connection, connection.begin() as transaction:
+        with host.serving(sessionmaker(connection, join_transaction_mode=mode)) as send:
+            assert send("a statement", key) == 201
+        if mode == "create_savepoint":
+            assert business.applied() == {}
+            transaction.commit()
+    assert business.applied() == {"tea": 1}
+    assert business.recorded() == ({key} if key else set())

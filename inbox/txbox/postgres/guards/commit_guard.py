@@ -11,14 +11,14 @@ A cursor WITH HOLD outlives its transaction, so COMMIT has to read it to its end
 read. Only txbox closes it. If a handler has rolled back, the guard is gone with its transaction, and CLOSE fails: what
 came after that is rolled back too. Either way the server decides.
 
-The guard costs no round trip: it goes out with BEGIN, and CLOSE with COMMIT, 15 us together (an empty transaction takes
-20 to 40).
+The guard costs no round trip over psycopg: it goes out with BEGIN, and CLOSE with COMMIT, 15 us together (an empty
+transaction takes 20 to 40). Over another driver each is a round trip.
 
 https://www.postgresql.org/docs/current/sql-declare.html
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -27,7 +27,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import TransactionEnded
-from txbox.postgres.round_trip import Answer, PreparedLost, Statement, Step, StepFailed, run_steps
+from txbox.postgres.round_trip import Answer, PreparedLost, Statement, Step, StepFailed, rows_of, run_steps
 from txbox.postgres.server import SERVER
 from txbox.postgres.sqlstates import INVALID_CURSOR_NAME, sqlstate
 
@@ -44,6 +44,8 @@ CLOSE_GUARD = Statement.of("CLOSE txbox_guard", has_plan=False)
 
 
 COMMIT = Statement.of("COMMIT", has_plan=False)
+
+_BACKEND_PID = Step(Statement.of(SERVER.backend_pid, has_plan=False))
 
 
 def begin(connection: Connection, *steps: Step, then: Step | None = None, guarded: bool = True) -> Answer | None:
@@ -137,13 +139,53 @@ def commit(connection: Connection, *steps: Step, guarded: bool = True) -> list[A
         raise failure.error from None
 
 
+def pipelines(connection: Connection) -> bool:
+    """Whether the driver of a connection sends several statements in one round trip."""
+    return isinstance(connection.connection.driver_connection, psycopg.Connection | psycopg.AsyncConnection)
+
+
+def begin_guarded(connection: Connection) -> int:
+    """Begin a transaction of SQLAlchemy's on the server, guarded, in one round trip, over a driver that ``pipelines``.
+
+    Returns:
+        The process id of the server that has answered.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: it could not be begun.
+    """
+    with _errors_of_sqlalchemy(connection):
+        answer = begin(connection, then=_BACKEND_PID)
+        assert answer is not None  # noqa: S101 - for the type checker: there is one more step
+        return int(rows_of(connection, answer.result())[0][0])
+
+
+def commit_guarded(connection: Connection) -> None:
+    """Commit a guarded transaction, in one round trip, over a driver that ``pipelines``, which has nothing left to do.
+
+    Raises:
+        TransactionEnded: this is another transaction. Nothing is committed.
+        sqlalchemy.exc.DBAPIError: it cannot be committed, or whether it was is unknown.
+    """
+    with _errors_of_sqlalchemy(connection):
+        commit(connection)
+
+
+@contextmanager
+def _errors_of_sqlalchemy(connection: Connection) -> Iterator[None]:
+    """Have SQLAlchemy raise the driver's errors as its own, and discard a connection that is lost."""
+    try:
+        yield
+    except psycopg.Error as error:
+        connection._handle_dbapi_exception(error, None, None, None, None)  # noqa: SLF001 - no other way
+
+
 def add_guard(connection: Connection) -> None:
     """Guard a transaction that SQLAlchemy has begun, over whatever driver: one round trip."""
     connection.exec_driver_sql(DECLARE_GUARD.text.decode())
 
 
 def remove_guard(connection: Connection) -> None:
-    """Let a transaction be committed that ``add_guard`` or ``begin`` guards: one round trip.
+    """Let a guarded transaction be committed, over whatever driver: one round trip.
 
     Raises:
         TransactionEnded: this is another transaction.

@@ -15,7 +15,8 @@ import asyncio
 import os
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -35,7 +36,7 @@ class ConnectionUsers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: set[Any] = set()  # cursors
+        self._under_way: set[Any] = set()  # cursors, and connections
         self._streams: set[Any] = set()  # cursors that read from the server when their rows are asked for
         self._rolled_back: set[Connection] = set()
         self._ended_by: object = None
@@ -57,6 +58,15 @@ class ConnectionUsers:
     def have_streams(self) -> bool:
         """Whether a result was not read to its end, whose rows are fetched from the server when they are asked for."""
         return any(map(_is_open, self._streams))
+
+    @contextmanager
+    def using(self, connection: Connection) -> Iterator[None]:
+        """Note that a connection is used, without a cursor; raises ``ResourceClosedError`` after the end."""
+        self._begin(connection)
+        try:
+            yield
+        finally:
+            self._finish(connection)
 
     def _begin(self, cursor: Any) -> None:
         with self._lock:

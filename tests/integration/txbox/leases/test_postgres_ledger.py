@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from support.postgres.statements import statements_sent
-from support.postgres.tcp_proxy import TcpProxy
+from support.postgres.tcp_proxy import CountingProxy
 from support.txbox.leases import acquired, postgres_store
 from txbox import InvalidConfiguration, LeaseLost, SchemaMissing
 from txbox.leases import LeaseState, PostgresLedger
@@ -97,16 +97,6 @@ def test_16_threads_at_serializable_work_on_messages_of_their_own(make_engine: M
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(work, range(THREADS)))
-
-
-class CountingProxy(TcpProxy):
-    """Counts what goes to the server; one round trip begins with one packet, as statements are small."""
-
-    packets = 0
-
-    def _is_lost(self, request: bytes) -> bool:
-        self.packets += 1
-        return super()._is_lost(request)
 
 
 def test_each_step_is_one_round_trip(schema_url: str) -> None:

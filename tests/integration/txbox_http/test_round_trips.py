@@ -1,0 +1,43 @@
+"""What a request costs: how often it waits for an answer of Postgres."""
+
+import pytest
+from sqlalchemy import make_url
+
+from support.postgres.tcp_proxy import CountingProxy
+from support.web.service import buy, served, service
+
+HANDLER = 2
+"""The statements of the service's handler."""
+
+WITH_KEY = {"sync": 4, "async": 4, "asyncpg": 6}
+"""BEGIN, the record, the answer and COMMIT; the guard goes out with the first and the last, but over asyncpg."""
+
+WITHOUT_KEY = {"sync": 2, "async": 2, "asyncpg": 4}
+
+REPEATED = {"sync": 4, "async": 4, "asyncpg": 5}
+"""BEGIN, the record, the answer that was kept, ROLLBACK."""
+
+
+@pytest.mark.usefixtures("business")
+@pytest.mark.parametrize("style", WITH_KEY)
+@pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE"])
+def test_the_guard_costs_no_round_trip_over_psycopg(schema_url: str, style: str, level: str) -> None:
+    url = make_url(schema_url)
+    with CountingProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
+        through = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+        app = service(through, f"{style} dependency", required=False, level=level)
+        with served(app) as client:
+
+            def trips(key: str | None, item: str) -> int:
+                before = proxy.packets
+                assert buy(client, key, item).status_code == 201
+                return proxy.packets - before
+
+            # Drivers prepare what they have seen a few times, which is one more, once.
+            for number in range(12):
+                counts = (
+                    trips(f"k{number}", f"a{number}"),
+                    trips(f"k{number}", f"a{number}"),
+                    trips(None, f"b{number}"),
+                )
+    assert counts == (HANDLER + WITH_KEY[style], REPEATED[style], HANDLER + WITHOUT_KEY[style])
