@@ -38,7 +38,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("txbox", deadline=None)
 hypothesis.settings.load_profile("txbox")
 
-pytest_plugins = ["support.garbage", "support.memory_disk", "support.side_by_side", "support.spark.spark_session"]
+pytest_plugins = [
+    "support.garbage",
+    "support.memory_disk",
+    "support.postgres.pooled_database",
+    "support.side_by_side",
+    "support.spark.spark_session",
+]
 
 _servers_used: set[str] = set()
 

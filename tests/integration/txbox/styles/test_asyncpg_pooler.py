@@ -4,7 +4,6 @@ Without them, one client would run the other's statement of the same name, so re
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -12,12 +11,9 @@ import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from support.postgres.pgbouncer import pgbouncer
-from support.postgres.transaction_pooler import transaction_pooler
 from support.txbox.inbox import recorded
 from txbox import AsyncInbox, AsyncOutbox, InvalidConfiguration
 from txbox.postgres.drivers.asyncpg_pooler import notice_pooler
-from txbox.schema import tables
 
 pytestmark = pytest.mark.anyio
 
@@ -28,21 +24,6 @@ SETTINGS: dict[str, Any] = {
 }
 UNIQUE_NAMES = {**SETTINGS, "prepared_statement_name_func": lambda: f"__asyncpg_{uuid4()}__"}
 """As SQLAlchemy's own page has it."""
-
-
-@pytest.fixture(params=["ours", pytest.param("PgBouncer", marks=pytest.mark.containers)])
-def urls(request: pytest.FixtureRequest, make_database: Callable[..., str]) -> Iterator[tuple[str, str]]:
-    """A database with our tables, and the same behind a pooler of two servers."""
-    url = make_database()
-    engine = create_engine(url, poolclass=NullPool)
-    with engine.begin() as connection:
-        tables().metadata.create_all(connection)
-    if request.param == "ours":
-        with transaction_pooler(url, size=2) as (_, through):
-            yield url, through
-    else:
-        with pgbouncer(url, size=2) as through:
-            yield url, through
 
 
 def make_engine(through: str, settings: dict[str, Any], **options: Any) -> AsyncEngine:
@@ -72,9 +53,9 @@ async def work(through: str, settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("settings", [SETTINGS, UNIQUE_NAMES], ids=["without names", "unique names"])
 async def test_with_these_settings_statements_are_never_anothers(
-    urls: tuple[str, str], settings: dict[str, Any]
+    pooled_urls: tuple[str, str], settings: dict[str, Any]
 ) -> None:
-    url, through = urls
+    url, through = pooled_urls
     await work(through, settings)
     engine = create_engine(url, poolclass=NullPool)
     assert recorded(engine) == sorted(
@@ -84,18 +65,20 @@ async def test_with_these_settings_statements_are_never_anothers(
         assert connection.exec_driver_sql("SELECT count(*) FROM outbox_message").scalar_one() == 20
 
 
-async def test_without_them_recording_is_refused_with_the_remedy(urls: tuple[str, str]) -> None:
-    engine = make_engine(urls[1], {})
+async def test_without_them_recording_is_refused_with_the_remedy(pooled_urls: tuple[str, str]) -> None:
+    engine = make_engine(pooled_urls[1], {})
     async with engine.connect() as connection:
         with pytest.raises(InvalidConfiguration, match="prepared_statement_cache_size"):
             await AsyncInbox("billing").record(connection, "m-1")
         assert connection.invalidated
     await engine.dispose()
-    assert recorded(create_engine(urls[0], poolclass=NullPool)) == []
+    assert recorded(create_engine(pooled_urls[0], poolclass=NullPool)) == []
 
 
-async def test_of_an_engine_that_is_told_of_poolers_every_connection_does_without_names(urls: tuple[str, str]) -> None:
-    engine = make_engine(urls[1], {})
+async def test_of_an_engine_that_is_told_of_poolers_every_connection_does_without_names(
+    pooled_urls: tuple[str, str],
+) -> None:
+    engine = make_engine(pooled_urls[1], {})
     notice_pooler(engine.sync_engine)
     notice_pooler(engine.sync_engine)
     numbers = "SELECT * FROM generate_series(1, 1000) AS number"
@@ -115,11 +98,11 @@ async def test_of_an_engine_that_is_told_of_poolers_every_connection_does_withou
             await connection.commit()
     await engine.dispose()
     assert kept == 0
-    assert len(recorded(create_engine(urls[0], poolclass=NullPool))) == 25
+    assert len(recorded(create_engine(pooled_urls[0], poolclass=NullPool))) == 25
 
 
-async def test_a_connection_that_the_pool_had_before_is_discarded(urls: tuple[str, str]) -> None:
-    engine = make_engine(urls[1], {})
+async def test_a_connection_that_the_pool_had_before_is_discarded(pooled_urls: tuple[str, str]) -> None:
+    engine = make_engine(pooled_urls[1], {})
     drivers = []
     for _ in range(3):
         async with engine.connect() as connection:
