@@ -132,17 +132,29 @@ def source_of(spark: SparkSession, paths: Sequence[str], *, options: Mapping[str
 
 def _format(wanted: str | None, paths: Sequence[str], files: Sequence[str]) -> str:
     if wanted is not None:
+        if wanted.lower() in _NOT_READ:
+            raise SourceError(_not_read(wanted.lower()))
         if wanted not in FORMATS:
             raise SourceError(f"format {wanted!r} is unknown; use one of {', '.join(FORMATS)}")
         return wanted
     names = paths if all(_format_by_name(path) for path in paths) else files
     found = {_format_by_name(name): name for name in reversed(names)}
     if None in found:
+        ending = str(found[None]).rstrip("/").rpartition(".")[2].lower()
+        if ending in _NOT_READ:
+            raise SourceError(f"{found[None]}: {_not_read(ending)}")
         raise SourceError(f"the name of {found[None]} does not tell its format; give format: {', '.join(FORMATS)}")
     if len(found) > 1:
         examples = ", ".join(f"{name} ({format_})" for format_, name in sorted(found.items(), key=str))
         raise SourceError(f"the files are of several formats: {examples}; read them one by one")
     return str(next(iter(found)))
+
+
+def _not_read(format_: str) -> str:
+    return (
+        f"events are read from {', '.join(FORMATS)}, and not from {format_}; in Python, give bulk_load what "
+        f"spark.read.format('{format_}').load(…) returns, or convert the files"
+    )
 
 
 def _format_by_name(path: str) -> str | None:
@@ -179,4 +191,5 @@ STRICT_JSON = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 """What Spark takes for JSON by default, and a worker does not."""
 
 _ENDINGS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
+_NOT_READ = ("orc", "avro")
 _COMPRESSED = (".gz", ".bz2", ".zst")

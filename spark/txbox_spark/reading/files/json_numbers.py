@@ -10,10 +10,12 @@ from typing import cast
 
 from txbox_spark.reading.columns import quoted
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, StructType, sql, types
+from txbox_spark.runtime.jobs import changed_settings
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, SparkSession, StructType, sql, types
 
 
 def exact_columns(
+    spark: SparkSession,
     found: Callable[[Mapping[str, str]], StructType],
     load: Callable[[StructType], DataFrame],
     given: Mapping[str, str],
@@ -24,6 +26,7 @@ def exact_columns(
     only for what is floating-point without it.
 
     Args:
+        spark: the session.
         found: finds the columns, with options of Spark's reader.
         load: reads the events with columns.
         given: options of Spark's reader.
@@ -34,7 +37,9 @@ def exact_columns(
     plain = found(given)
     if not _has_floats(plain):
         return plain
-    columns = cast("StructType", _without_floats(plain, found({**given, "prefersDecimal": "true"})))
+    with changed_settings(spark, _NEGATIVE_SCALES):
+        decimals = found({**given, "prefersDecimal": "true"})
+    columns = cast("StructType", _without_floats(plain, decimals))
     rounded = [field for field in columns.fields if _has_floats(field.dataType)]
     if rounded:
         texts = load(types.StructType([types.StructField(one.name, _floats_as_text(one.dataType)) for one in rounded]))
@@ -75,7 +80,8 @@ def _without_floats(plain: DataType, decimals: DataType) -> DataType:
         case types.ArrayType(), types.ArrayType():
             return types.ArrayType(_without_floats(plain.elementType, decimals.elementType))
         case types.DoubleType(), types.DecimalType():
-            return decimals
+            whole = types.DecimalType(decimals.precision - min(decimals.scale, 0), max(decimals.scale, 0))
+            return whole if whole.precision <= _MOST_DIGITS else plain
     return plain
 
 
@@ -115,3 +121,8 @@ def _changed(type_: DataType, value: Column) -> Column | None:
 def _digits(number: Column) -> Column:
     """Return the digits of a number, without zeros at both ends."""
     return sql.regexp_replace(sql.regexp_replace(number, r"[eE].*$|[-.]", ""), "^0+|0+$", "")
+
+
+_NEGATIVE_SCALES = {"spark.sql.legacy.allowNegativeScaleOfDecimal": "true"}
+"""1.5e3 is 15 hundreds to Spark, and without this setting the columns cannot be found."""
+_MOST_DIGITS = 38

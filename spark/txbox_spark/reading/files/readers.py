@@ -190,12 +190,15 @@ def _read_json(
         given = {**given, "encoding": charset.name} if whole and not charset.is_utf8 else given
         load = partial(_load, spark, "json", paths)
         if columns is None:
-            columns = exact_columns(lambda options: load(options, None).schema, partial(load, given), given)
+            columns = exact_columns(spark, lambda options: load(options, None).schema, partial(load, given), given)
         frame = load(given, _with_corrupt_record(columns))
         return _read_whole(checked_documents(frame, lines, charset) if whole else frame)
     if columns is None:
         columns = exact_columns(
-            lambda options: json_columns(lines, charset, options), partial(json_records, lines, charset, given), given
+            spark,
+            lambda options: json_columns(lines, charset, options),
+            partial(json_records, lines, charset, given),
+            given,
         )
     return _read_whole(json_records(lines, charset, given, _with_corrupt_record(columns)))
 

@@ -1,0 +1,156 @@
+"""Files as pandas, spreadsheets and other services write them: loaded where the meaning is plain, or refused in one line."""
+
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from pyspark.sql import DataFrame, SparkSession
+
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.files.readers import CORRUPT_RECORD
+from txbox_spark.reading.sources import read_events
+
+Write = Callable[..., str]
+AT = datetime(2026, 1, 1, 0, 0, 0, 123456)
+NANOSECONDS = 1_767_225_600_123_456_000
+
+
+def rows(frame: DataFrame) -> list[dict[str, Any]]:
+    found = [row.asDict() for row in frame.collect()]
+    assert [row for row in found if row.pop(CORRUPT_RECORD, None) is not None] == []
+    return sorted(found, key=lambda row: str(row["event_id"]))
+
+
+def refused(spark: SparkSession, paths: list[str], said: str, **given: Any) -> None:
+    with pytest.raises(SourceError, match=said) as raised:
+        read_events(spark, paths, **given)
+    assert "\n" not in str(raised.value)
+
+
+class TestCsv:
+    def test_a_column_without_a_name_as_the_index_of_pandas_is_kept(self, spark: SparkSession, write: Write) -> None:
+        frame = read_events(spark, [write("a.csv", ",event_id,cents\n0,p-1,5\n1,p-2,\n")])
+        assert rows(frame) == [
+            {"_c0": "0", "event_id": "p-1", "cents": "5"},
+            {"_c0": "1", "event_id": "p-2", "cents": None},
+        ]
+        latin = read_events(spark, [write("b.csv", "event_id,\né,5\n".encode("latin1"))], encoding="latin1")
+        assert rows(latin) == [{"event_id": "é", "_c1": "5"}]
+
+    @pytest.mark.parametrize("header", [True, False])
+    def test_files_with_their_columns_in_another_order(self, spark: SparkSession, write: Write, header: bool) -> None:
+        paths = [
+            write("1.csv", "\ufeffevent_id,cents,note\np-1,5,é\n"),
+            write("2.csv", '"note",CENTS,event_id\nb,6,p-2\n'),
+            write("3.csv.gz", "event_id,cents,note\np-3,7,c\n"),
+        ]
+        given = {} if header else {"schema": "event_id string, cents decimal(5,1), note string"}
+        found = rows(read_events(spark, paths, **given))
+        cents = ["5", "6", "7"] if header else [Decimal(5), Decimal(6), Decimal(7)]
+        assert found == [
+            {"event_id": "p-1", "cents": cents[0], "note": "é"},
+            {"event_id": "p-2", "cents": cents[1], "note": "b"},
+            {"event_id": "p-3", "cents": cents[2], "note": "c"},
+        ]
+
+    def test_another_order_in_another_encoding_below_folders(self, spark: SparkSession, write: Write) -> None:
+        first = write("x/store=007/1.csv", "event_id,prix\np-1,é\n".encode("latin1"))
+        write("x/store=008/2.csv", "prix,event_id\nü,p-2\n".encode("latin1"))
+        folder = str(Path(first).parent.parent)
+        assert rows(read_events(spark, [folder], encoding="latin1")) == [
+            {"event_id": "p-1", "prix": "é", "store": "007"},
+            {"event_id": "p-2", "prix": "ü", "store": "008"},
+        ]
+
+    def test_headers_that_do_not_do_are_refused_with_the_file_and_the_names(
+        self, spark: SparkSession, write: Write
+    ) -> None:
+        plain = write("plain.csv", "event_id,cents\np-1,5\n")
+        refused(spark, [write("1.csv", "event_id,cents,cents\np,5,6\n")], r"1\.csv has two columns named cents; rename")
+        refused(spark, [write("2.csv", "event_id,Cents,cents\np,5,6\n")], r"2\.csv has two columns named Cents and cents")
+        refused(spark, [write("3.csv", "event_id,,\np,5,6\n")], r"3\.csv has two columns without a name; name them")
+        refused(spark, [write("4.csv", ",_c0,event_id\n0,1,p\n")], r"4\.csv has two columns named _c0")
+        more = write("5.csv", "event_id,cents,note\np-2,5,a\n")
+        refused(spark, [plain, more], r"5\.csv has the column note, and .*plain\.csv does not; read them apart")
+        without = write("6.csv", "p-2,7\n")
+        refused(spark, [plain, without], r"6\.csv has no columns event_id, cents: its header is p-2,7")
+        schema = "event_id string, amount int"
+        refused(spark, [plain], r"plain\.csv has no column amount: its header is event_id,cents", schema=schema)
+
+
+def test_numbers_of_json_with_exponents(spark: SparkSession, write: Write) -> None:
+    lines = [
+        '{"event_id": "1", "n": 1.5e3, "large": 1e+16, "some": [{"x": 2E2}], "mixed": 1e2, "no": 1e37}',
+        '{"event_id": "2", "n": 2, "large": 3e0, "some": [{"x": 0.5}], "mixed": 12345678901234567890, "no": 1e-1}',
+    ]
+    found = rows(read_events(spark, [write("a.jsonl", "\n".join(lines))]))
+    assert [row["n"] for row in found] == [Decimal(1500), Decimal(2)]
+    assert [row["large"] for row in found] == [Decimal(10**16), Decimal(3)]
+    assert [row["some"][0]["x"] for row in found] == [Decimal(200), Decimal("0.5")]
+    assert [row["mixed"] for row in found] == [Decimal(100), Decimal(12345678901234567890)]
+    assert [row["no"] for row in found] == [1e37, 0.1]
+    refused(spark, [write("b.jsonl", '{"event_id": "1", "n": 1e400}')], "column n has a number that a decimal of 38")
+
+
+class TestParquet:
+    @pytest.fixture
+    def put(self, tmp_path: Path) -> Callable[..., str]:
+        def put(name: str, **columns: Any) -> str:
+            parquet.write_table(pyarrow.table(columns), str(path := tmp_path / name))
+            return str(path)
+
+        return put
+
+    def test_timestamps_of_nanoseconds(self, spark: SparkSession, put: Callable[..., str]) -> None:
+        def times(*values: int | None, zone: str | None = None) -> Any:
+            return pyarrow.array(values, pyarrow.timestamp("ns", tz=zone))
+
+        before = -1_000  # a microsecond before 1970
+        paths = [
+            put("1.parquet", event_id=["1"], at=times(NANOSECONDS), utc=times(NANOSECONDS, zone="UTC"), n=[NANOSECONDS]),
+            put("2.parquet", event_id=["2", "3"], at=times(before, None), utc=times(before, None, zone="UTC"), n=[1, 2]),
+        ]
+        frame = read_events(spark, paths)
+        assert dict(frame.dtypes) == {"event_id": "string", "at": "timestamp_ntz", "utc": "timestamp", "n": "bigint"}
+        found = rows(frame.selectExpr("event_id", "at", "unix_micros(utc) AS utc", "n"))
+        assert [tuple(row.values()) for row in found] == [
+            ("1", AT, NANOSECONDS // 1000, NANOSECONDS),
+            ("2", datetime(1969, 12, 31, 23, 59, 59, 999999), -1, 1),
+            ("3", None, None, 2),
+        ]
+        finer = put("3.parquet", event_id=["1"], at=times(NANOSECONDS + 1))
+        refused(spark, [finer], "column at has a time with nanoseconds, which no timestamp of Postgres holds; write")
+        kept = read_events(spark, [finer], schema="event_id string, at bigint")
+        assert rows(kept) == [{"event_id": "1", "at": NANOSECONDS + 1}]
+        numbers = put("4.parquet", event_id=["4"], at=[5])
+        refused(spark, [paths[0], numbers], "column at is a time of nanoseconds in one file, and another type in")
+        nested = put("5.parquet", event_id=["5"], one=pyarrow.array([{"at": NANOSECONDS}], pyarrow.struct({"at": "timestamp[ns]"})))
+        refused(spark, [nested], "column one holds times of nanoseconds within; write")
+
+    def test_whole_numbers_of_several_widths(self, spark: SparkSession, put: Callable[..., str]) -> None:
+        paths = [
+            put("1.parquet", event_id=["1"], n=pyarrow.array([1], "int32"), small=pyarrow.array([1], "int8")),
+            put("2.parquet", event_id=["2"], n=pyarrow.array([2**40], "int64"), small=pyarrow.array([300], "int16")),
+            put("3.parquet", event_id=["3"], n=pyarrow.nulls(1)),
+        ]
+        for order in (paths, paths[::-1]):
+            assert rows(read_events(spark, order)) == [
+                {"event_id": "1", "n": 1, "small": 1},
+                {"event_id": "2", "n": 2**40, "small": 300},
+                {"event_id": "3", "n": None, "small": None},
+            ]
+        other = put("4.parquet", event_id=["4"], n=["x"])
+        refused(spark, [*paths[:2], other], "cannot be merged.*Give a schema with types that hold what every file has")
+
+
+@pytest.mark.parametrize("format_", ["orc", "avro"])
+def test_formats_that_are_not_read(spark: SparkSession, write: Write, format_: str) -> None:
+    path = write(f"a.{format_}", "x")
+    said = rf"events are read from parquet, json, csv, and not from {format_}; .*spark\.read\.format\('{format_}'\)"
+    refused(spark, [path], said)
+    refused(spark, [path], said, format=format_)
