@@ -2,13 +2,14 @@
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, cast
 from urllib.parse import unquote
 
 from txbox_spark.reading.columns import CORRUPT_RECORD, quoted
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.files.charsets import Charset, EncodingError, charset_named
+from txbox_spark.reading.files.csv_headers import Header, as_pattern, files_by_first_line
 from txbox_spark.reading.files.csv_records import (
     CSV_LINE,
     as_text,
@@ -109,17 +110,22 @@ def _read_csv(
             given = read_as_bytes(charset, given)
     if has_quote:
         _refuse_unclosed(spark, load, given, charset.codec if as_bytes else None)
-    if folders and _is_on(given, "header"):
-        header = load({**given, **FILES_ALONE}, None).schema
-        in_files = with_true_names(header, charset, (), as_bytes=as_bytes).names
-        refuse_in_both(folders, in_files, described(paths))
+    headers: list[Header] = []
+    if _is_on(given, "header"):
+        headers = _csv_headers(spark, paths, given, charset, as_bytes=as_bytes)
+        refuse_in_both(folders, [name for header in headers for name in header.names], described(paths))
+    columns_of = "the schema"
     if columns is None:
-        columns = with_true_names(load(given, None).schema, charset, folders, as_bytes=as_bytes)
+        if headers and not _is_on(given, "inferSchema"):
+            columns = types.StructType([types.StructField(name, types.StringType()) for name in headers[0].names])
+        else:
+            columns = with_true_names(load(given, None).schema, charset, folders, as_bytes=as_bytes)
+        columns_of = headers[0].shown if headers else ""
     columns = _with_corrupt_record(columns)
     decimals = {} if _option(given, "locale") is not None else decimals_of(columns)
     texts = as_text(columns, decimals)
+    marked: dict[str, bool] = {}
     if as_bytes:
-        marked = {}
         if charset.is_utf8 and _is_on(given, "multiLine"):  # where Spark cuts lines itself, it removes the mark
             marked = with_mark(spark, listing(spark, paths, given))
             if any(marked.values()) and not _is_on(given, "header"):
@@ -127,12 +133,48 @@ def _read_csv(
                     f"{described(paths)} begins with a byte order mark and has no header, and not all of it is UTF-8; "
                     "remove the mark, or name the encoding"
                 )
-        frame = csv_records(partial(load, given), charset, texts, folders, marked)
-    else:
-        frame = load(given, texts)
-        if charset.is_wide:
-            frame = without_replaced(frame, charset, folders)
-    return checked_records(_read_whole(frame), decimals)
+
+    def records(load: Callable[[StructType], DataFrame], texts: StructType) -> DataFrame:
+        if as_bytes:
+            frame = csv_records(load, charset, texts, folders, marked)
+        else:
+            frame = load(texts)
+            if charset.is_wide:
+                frame = without_replaced(frame, charset, folders)
+        return checked_records(_read_whole(frame), decimals)
+
+    if not headers or _is_on(given, "enforceSchema"):
+        return records(partial(load, given), texts)
+    apart = (*folders, CORRUPT_RECORD)
+    found = [
+        records(partial(header.read, partial(load, given)), header.ordered(texts, apart, columns_of))
+        for header in headers
+    ]
+    order = found[0].columns
+    alike = [frame.select([sql.col(quoted(name)) for name in order]) for frame in found]
+    return reduce(lambda some, more: some.union(more), alike)
+
+
+def _csv_headers(
+    spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], charset: Charset, *, as_bytes: bool
+) -> list[Header]:
+    """Return the different headers of files of CSV, the first file's first; none if nothing is in the files."""
+    alone = {**given, **FILES_ALONE, "header": "false", "inferSchema": "false"}
+    null = _option(given, "nullvalue") or ""
+    groups = files_by_first_line(spark, listing(spark, paths, given))
+    headers = []
+    for group in groups:
+        of = paths if len(groups) == 1 else [as_pattern(group[0][0])]
+        tokens = _load(spark, "csv", of, alone, None).head()
+        if tokens is None:
+            continue
+        unnamed = {place: null if token is None else token for place, token in enumerate(tokens) if not token}
+        written = types.StructType([types.StructField(token or "", types.StringType()) for token in tokens])
+        names = with_true_names(written, charset, (), as_bytes=as_bytes).names
+        files: Sequence[str] = () if len(groups) == 1 else [file for _, file in group]
+        names = [f"_c{place}" if place in unnamed else name for place, name in enumerate(names)]
+        headers.append(Header(tuple(names), unnamed, tuple(files), group[0][0]))
+    return headers
 
 
 def _refuse_nul(lines: DataFrame) -> None:
