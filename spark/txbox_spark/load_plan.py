@@ -41,7 +41,8 @@ class LoadPlan:
     """What a bulk load would come to, if it began now; each row of the source is counted once.
 
     ``read`` is the sum of ``rejected``, ``duplicate_in_source``, ``already_processed``, ``parked``, ``expired`` and
-    ``to_apply``. All are exact; workers may process some of the events until the load.
+    ``to_apply``. They are what the rows and ids alone tell: of the events to apply, the load also rejects those whose
+    values Postgres does not take, or that break a constraint of the effect's target; and workers may process some.
 
     Attributes:
         subscriber_id: the subscriber that the events would be applied for.
@@ -50,13 +51,13 @@ class LoadPlan:
         writer_reason: why that one.
         chunks: how many chunks there would be.
         read: rows of the source.
-        rejected: rows that cannot be loaded.
+        rejected: rows that cannot be loaded, as they alone tell.
         rejected_causes: why, the cause with the most rows first.
         duplicate_in_source: rows whose id another row of the source has.
         already_processed: events that were processed before.
         parked: events that wait as dead letters.
         expired: events that were sent before the subscriber's horizon.
-        to_apply: events that are first.
+        to_apply: events that are first; the load applies as many, or fewer.
         statements: those of the effect, each with its plan, over no event; of a callable, none.
     """
 

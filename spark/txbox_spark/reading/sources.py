@@ -4,7 +4,8 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
 
 - A line that cannot be read stays in the result, with its text in the column ``_corrupt_record``. Spark parses only the
   columns that a query asks for, so the result always asks for all of them.
-- A CSV file whose header is not what the columns are, in their order, fails the query; a quoted ``""`` is an empty
+- CSV files may have their columns in different orders; a header that lacks one, has another one or has one twice is an
+  error. A column without a name is ``_c`` and its place: see ``csv_headers``. A quoted ``""`` is an empty
   text, an empty field is null; a quote within quotes is doubled (RFC 4180), as Postgres and spreadsheets write it, and
   one that is not fails the query. A field in quotes may hold line breaks. A file that ends within quotes, as one that
   was cut off may, is an error: see ``csv_records``.
@@ -13,7 +14,8 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
   reads decimals, and rounds them.
 - Numbers in JSON never become floating-point numbers where a decimal can hold them, and a text in quotes stays text.
   Where none can, and another number would change, it is an error: see ``json_numbers``.
-- Parquet files need not all have the same columns: there are those of every file.
+- Parquet files need not all have the same columns: there are those of every file. Times of nanoseconds are read if they
+  are whole microseconds, and whole numbers as wide as the widest: see ``parquet_columns``.
 - The value in a folder's name, such as ``store=007``, is text, unless the schema says otherwise.
 - Folders below a path that Spark would pass over are an error, and so are files beside folders named ``store=007``.
 - A column that is both in the files and in the names of their folders is an error.
@@ -24,6 +26,7 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
 
 What is not noticed:
 
+- Parquet: of nanoseconds in INT96, Spark drops what is not a whole microsecond.
 - JSON: a decimal with more digits after the point than the schema has is rounded, and in one that is in quotes every
   comma is dropped: ``"12,50"`` becomes 1250.
 - JSON in which a line is not UTF-8, or that is in another encoding: as text, a number with a fraction or an exponent is

@@ -44,7 +44,8 @@ def describe_spark_error(text: str) -> str:
     if unread := _FILE.search(text):
         causes = [_line(one) for one in _CAUSE.findall(text)]
         why = f" ({causes[-1]})" if causes else ""
-        return f"the file {unread[1]} cannot be read{why}; if it is cut off or damaged, write it again, or leave it out"
+        remedy = next((one for sign, one in _REMEDIES if sign in why), _DAMAGED)
+        return f"the file {unread[1]} cannot be read{why}; {remedy}"
     if (about_data := _SPARK_ABOUT_DATA.search(text)) is not None:
         text = _IN_QUOTES.sub("…", text[: about_data.end()])
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
@@ -63,4 +64,10 @@ _SPARK_ABOUT_DATA = re.compile(r"SQLSTATE: 22\w{3}")
 _IN_QUOTES = re.compile("'.*'", re.DOTALL)
 _BY_POSTGRES = re.compile(r"(?:was aborted|PSQLException): ERROR: (.*?)(?:  Call getNextException|\n|$)")
 _FILE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] Encountered error while reading file (.+?)\.(?:\s|$)")
+_DAMAGED = "if it is cut off or damaged, write it again, or leave it out"
+_REMEDIES = (
+    ("CSV header", "its header must name the columns of the other files, or of the schema"),
+    ("physicalType: ", "in the schema, give the column a type that holds what the file has"),
+)
+"""What to do about a file that is whole, by a part of the cause."""
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.+)$", re.MULTILINE)

@@ -149,8 +149,9 @@ def bulk_load(
     With --fields as for `txbox worker`, the columns are those fields, judged as a worker judges them: 'customer_id text
     at /customer/id, cents bigint'. Types of Spark, such as structs, are columns as Spark reads them.
 
-    --dry-run says what the load would come to: the counts, which are exact, the chunks, and how Postgres would run each
-    statement. It is the way to see what --upsert-into writes.
+    --dry-run says what the load would come to: the counts as rows and ids tell them, the chunks, and how Postgres would
+    run each statement. What Postgres refuses by a value's type or by a constraint is not tried, and counts as to apply.
+    It is the way to see what --upsert-into writes.
 
     --upsert-into writes the statement: columns are matched by name, and cast to the table's types. An event is a whole
     row: a field that it lacks, and another event has, is written as null. Events come in no order, so of those with
@@ -350,7 +351,7 @@ def _print(report: "BulkLoadReport | LoadPlan", keep: str, call: str | None, *, 
             if report.expired
             else []
         ),
-        ("to apply", report.to_apply, "events that are first")
+        ("to apply", report.to_apply, "events that are first, as long as Postgres takes their values")
         if isinstance(report, LoadPlan)
         else ("applied", report.applied, "events that were first"),
     ]

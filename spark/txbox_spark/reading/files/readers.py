@@ -37,6 +37,12 @@ from txbox_spark.reading.files.file_listing import CHOOSING_FILES, described, li
 from txbox_spark.reading.files.folder_columns import FILES_ALONE, folder_columns, json_keys_among, refuse_in_both
 from txbox_spark.reading.files.json_numbers import exact_columns
 from txbox_spark.reading.files.json_values import has_more, refuse_more
+from txbox_spark.reading.files.parquet_columns import (
+    NANOSECONDS_AS_NUMBERS,
+    nanosecond_columns,
+    widest,
+    with_times,
+)
 from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType, spark_errors, sql, types
 
@@ -76,16 +82,41 @@ def read(
 def _read_parquet(
     spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], columns: StructType | None
 ) -> DataFrame:
-    frame = _load(spark, "parquet", paths, given, columns)
+    try:
+        frame = _load(spark, "parquet", paths, given, columns)
+    except spark_errors() as error:
+        if columns is not None:
+            raise
+        frame = _read_unlike_parquet(spark, paths, given, error)
     if folders := folder_columns(frame):
         alone = {**given, **FILES_ALONE}
-        try:
-            in_files = _load(spark, "parquet", paths, alone, None).columns
-        except spark_errors():  # the files' types conflict, which the schema settles
-            each = [_load(spark, "parquet", [unquote(file)], alone, None) for file in frame.inputFiles()]
-            in_files = [name for one in each for name in one.columns]
+        with changed_settings(spark, NANOSECONDS_AS_NUMBERS):
+            try:
+                in_files = _load(spark, "parquet", paths, alone, None).columns
+            except spark_errors():  # the files' types conflict, which the schema settles
+                each = [_load(spark, "parquet", [unquote(file)], alone, None) for file in frame.inputFiles()]
+                in_files = [name for one in each for name in one.columns]
         refuse_in_both(folders, in_files, described(paths))
     return frame
+
+
+def _read_unlike_parquet(
+    spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], error: Exception
+) -> DataFrame:
+    """Read Parquet in which Spark does not find the columns; raises ``error`` if they are not found here either."""
+    columns: StructType | None
+    files = sorted(str(path) for (path,) in listing(spark, paths, given).select("path").collect())
+    with changed_settings(spark, NANOSECONDS_AS_NUMBERS):
+        try:
+            columns = _load(spark, "parquet", paths, given, None).schema
+        except spark_errors():
+            alone = {**given, **FILES_ALONE}
+            columns = widest(_load(spark, "parquet", [as_pattern(file)], alone, None).schema for file in files)
+    if columns is None:
+        raise error
+    nanoseconds = nanosecond_columns(spark, files)
+    frame = _load(spark, "parquet", paths, given, columns)
+    return with_times(frame, nanoseconds) if nanoseconds else frame
 
 
 def _read_csv(

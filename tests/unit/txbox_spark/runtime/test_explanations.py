@@ -36,6 +36,19 @@ def test_a_file_that_cannot_be_read(file: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("cause", "remedy"),
+    [
+        ("CSV header does not conform to the schema.", "its header must name the columns of the other files"),
+        ("Number of column in CSV header is not equal to number of fields in the schema:", "its header must name"),
+        ("column: [at], physicalType: INT64, logicalType: timestamp", "in the schema, give the column a type that"),
+    ],
+)
+def test_a_file_that_is_whole_and_does_not_fit(cause: str, remedy: str) -> None:
+    said = describe_spark_error(UNREAD.format(file="a").replace("Unexpected end of input stream", cause))
+    assert said.startswith(f"the file a cannot be read ({cause}); {remedy}")
+
+
 def test_what_the_jdbc_driver_says_of_postgres() -> None:
     said = (
         "An error occurred while calling o9.save.\n: org.apache.spark.SparkException: Job aborted: Task 0 failed: "

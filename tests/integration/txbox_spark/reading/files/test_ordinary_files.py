@@ -1,7 +1,6 @@
-"""Files as pandas, spreadsheets and other services write them: loaded where the meaning is plain, or refused in one line."""
+"""Files as pandas and spreadsheets write them: loaded where the meaning is plain, or refused in one line."""
 
 from collections.abc import Callable
-from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from txbox_spark.reading.files.readers import CORRUPT_RECORD
 from txbox_spark.reading.sources import read_events
 
 Write = Callable[..., str]
-AT = datetime(2026, 1, 1, 0, 0, 0, 123456)
 NANOSECONDS = 1_767_225_600_123_456_000
 
 
@@ -72,7 +70,9 @@ class TestCsv:
     ) -> None:
         plain = write("0.csv", "event_id,cents\np-1,5\n")
         refused(spark, [write("1.csv", "event_id,cents,cents\np,5,6\n")], r"1\.csv has two columns named cents; rename")
-        refused(spark, [write("2.csv", "event_id,Cents,cents\np,5,6\n")], r"2\.csv has two columns named Cents and cents")
+        refused(
+            spark, [write("2.csv", "event_id,Cents,cents\np,5,6\n")], r"2\.csv has two columns named Cents and cents"
+        )
         refused(spark, [write("3.csv", "event_id,,\np,5,6\n")], r"3\.csv has two columns without a name; name them")
         refused(spark, [write("4.csv", ",_c0,event_id\n0,1,p\n")], r"4\.csv has two columns named _c0")
         more = write("5.csv", "event_id,cents,note\np-2,5,a\n")
@@ -80,7 +80,7 @@ class TestCsv:
         without = write("6.csv", "p-2,7\n")
         refused(spark, [plain, without], r"6\.csv has no column event_id, cents, which .*: its header is p-2,7")
         schema = "event_id string, amount int"
-        refused(spark, [plain], r"0\.csv has no column amount, which the schema has and has the column cents", schema=schema)
+        refused(spark, [plain], r"no column amount, which the schema has and has the column cents,", schema=schema)
 
 
 def test_numbers_of_json_with_exponents(spark: SparkSession, write: Write) -> None:
@@ -110,17 +110,19 @@ class TestParquet:
         def times(*values: int | None, zone: str | None = None) -> Any:
             return pyarrow.array(values, pyarrow.timestamp("ns", tz=zone))
 
-        before = -1_000  # a microsecond before 1970
+        start, before = [NANOSECONDS], [-1_000, None]  # a microsecond before 1970
         paths = [
-            put("1.parquet", event_id=["1"], at=times(NANOSECONDS), utc=times(NANOSECONDS, zone="UTC"), n=[NANOSECONDS]),
-            put("2.parquet", event_id=["2", "3"], at=times(before, None), utc=times(before, None, zone="UTC"), n=[1, 2]),
+            put(
+                "1.parquet", event_id=["1"], at=times(NANOSECONDS), utc=times(NANOSECONDS, zone="UTC"), n=[NANOSECONDS]
+            ),
+            put("2.parquet", event_id=["2", "3"], at=times(*before), utc=times(*before, zone="UTC"), n=[1, 2]),
         ]
         frame = read_events(spark, paths)
         assert dict(frame.dtypes) == {"event_id": "string", "at": "timestamp_ntz", "utc": "timestamp", "n": "bigint"}
-        found = rows(frame.selectExpr("event_id", "at", "unix_micros(utc) AS utc", "n"))
+        found = rows(frame.selectExpr("event_id", "CAST(at AS string)", "unix_micros(utc) AS utc", "n"))
         assert [tuple(row.values()) for row in found] == [
-            ("1", AT, NANOSECONDS // 1000, NANOSECONDS),
-            ("2", datetime(1969, 12, 31, 23, 59, 59, 999999), -1, 1),
+            ("1", "2026-01-01 00:00:00.123456", NANOSECONDS // 1000, NANOSECONDS),
+            ("2", "1969-12-31 23:59:59.999999", -1, 1),
             ("3", None, None, 2),
         ]
         finer = put("3.parquet", event_id=["1"], at=times(NANOSECONDS + 1))
@@ -129,7 +131,11 @@ class TestParquet:
         assert rows(kept) == [{"event_id": "1", "at": NANOSECONDS + 1}]
         numbers = put("4.parquet", event_id=["4"], at=[5])
         refused(spark, [paths[0], numbers], "column at is a time of nanoseconds in one file, and another type in")
-        nested = put("5.parquet", event_id=["5"], one=pyarrow.array([{"at": NANOSECONDS}], pyarrow.struct({"at": "timestamp[ns]"})))
+        nested = put(
+            "5.parquet",
+            event_id=["5"],
+            one=pyarrow.array([{"at": NANOSECONDS}], pyarrow.struct({"at": "timestamp[ns]"})),
+        )
         refused(spark, [nested], "column one holds times of nanoseconds within; write")
 
     def test_whole_numbers_of_several_widths(self, spark: SparkSession, put: Callable[..., str]) -> None:
