@@ -17,6 +17,7 @@ from txbox_spark.reading.columns import (
     refuse_duplicate_columns,
 )
 from txbox_spark.reading.fields import field_columns
+from txbox_spark.reading.files.file_listing import file_of
 from txbox_spark.reading.identity import message_identity
 from txbox_spark.reading.row_order import ANY, ROW_ORDER, row_order
 from txbox_spark.rejects.remarks import VALUE_CHARACTERS
@@ -138,7 +139,7 @@ def _file(frame: DataFrame) -> Column:
     # To ask for it and see would have pyspark log an error.
     analyzed: Any = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
     there = "_metadata#" in str(analyzed.metadataOutput().mkString(","))
-    return sql.col("_metadata.file_path").cast("string") if there else sql.lit(None).cast("string")
+    return file_of(frame).cast("string") if there else sql.lit(None).cast("string")
 
 
 def _kept(text: Column) -> Column:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
 from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.files.file_listing import file_of
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, StructType, sql, types
 
 
@@ -127,7 +128,7 @@ def refuse_unclosed(lines: DataFrame, quoting: Quoting, *, whole: bool, shown: C
         whole: a quoted field may hold line breaks; otherwise each line stands for itself.
         shown: makes what an error shows of a line that was read as bytes.
     """
-    text, file = sql.col(CSV_LINE), sql.col("_metadata.file_path").alias(_FILE)
+    text, file = sql.col(CSV_LINE), file_of(lines).alias(_FILE)
     with_quotes = lines.where(sql.contains(text, sql.lit(quoting.quote)))
     opens, stays = (sql.rlike(text, sql.lit(pattern)) for pattern in (quoting.opens, quoting.stays))
     if not whole:

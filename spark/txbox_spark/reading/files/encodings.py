@@ -20,6 +20,7 @@ from typing import Any
 
 from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
 from txbox_spark.reading.files.charsets import EVERY_CHARSET, REMEDY, REPLACED, Charset, EncodingError
+from txbox_spark.reading.files.file_listing import file_of
 from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, StructType, sql, types
 
@@ -76,7 +77,7 @@ def with_true_names(header: StructType, charset: Charset, folders: Collection[st
 
 
 def with_mark(spark: SparkSession, files: DataFrame) -> dict[str, bool]:
-    """Return whether each file begins with the byte order mark of UTF-8, by its ``_metadata.file_path``.
+    """Return whether each file begins with the byte order mark of UTF-8, by what ``file_of`` says.
 
     ``files`` are as Spark lists them in the format ``binaryFile``.
     """
@@ -84,7 +85,7 @@ def with_mark(spark: SparkSession, files: DataFrame) -> dict[str, bool]:
     hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
     compression = jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(hadoop)
     found = {}
-    for path, file in files.select("path", _FILE).collect():
+    for path, file in files.select("path", file_of(files)).collect():
         file_path = jvm.org.apache.hadoop.fs.Path(path)
         stream = file_path.getFileSystem(hadoop).open(file_path)
         try:
@@ -124,7 +125,7 @@ def csv_records(
         frame = load(types.StructType([types.StructField(name, field.dataType) for name, field in fields]))
         if len(kinds) > 1:
             # Of the others, Spark does not even open a file.
-            frame = frame.where(sql.col(_FILE).isin([file for file, one in marked.items() if one == mark]))
+            frame = frame.where(file_of(frame).isin([file for file, one in marked.items() if one == mark]))
         found.append(_decoded(frame, charset, true_names, apart))
     return found[0] if len(found) == 1 else found[0].union(found[1])
 
@@ -143,7 +144,7 @@ def _decoded(frame: DataFrame, charset: Charset, true_names: Mapping[str, str], 
                     value = texts[name] = decoded(value)
             values[name] = value
         line = decoded(sql.to_csv(sql.struct(*in_file), AS_IT_WAS))
-        cause = _cause(charset.cause, _refused_columns(charset, texts), line)
+        cause = _cause(charset.cause, _refused_columns(charset, texts), line, file_of(frame))
         # What Spark could not read is only shown.
         values[CORRUPT_RECORD] = sql.coalesce(cause, sql.make_valid_utf8(decoded(values[CORRUPT_RECORD])))
         return frame.select([value.alias(name) for name, value in values.items()])
@@ -155,7 +156,7 @@ def without_replaced(frame: DataFrame, charset: Charset, folders: Collection[str
     fields = {field.name: field.dataType for field in frame.schema.fields if field.name not in apart}
     texts = {name: sql.col(quoted(name)) for name, type_ in fields.items() if isinstance(type_, types.StringType)}
     line = sql.to_csv(sql.struct(*[sql.col(quoted(name)) for name in fields]), AS_IT_WAS)
-    cause = _cause(charset.cause, _refused_columns(charset, texts), line)
+    cause = _cause(charset.cause, _refused_columns(charset, texts), line, file_of(frame))
     return frame.withColumn(CORRUPT_RECORD, sql.coalesce(cause, sql.col(CORRUPT_RECORD)))
 
 
@@ -197,7 +198,7 @@ def json_records(lines: DataFrame, charset: Charset, given: Mapping[str, str], c
     ]
     cause = sql.coalesce(
         *[
-            sql.when(kind, _cause(cause, places, line))
+            sql.when(kind, _cause(cause, places, line, file_of(lines)))
             for kind, cause in ((charset.refused(line), charset.cause), (lone, _LONE_CAUSE))
             for places in (suspect, [("the line", sql.lit(True))])
         ]
@@ -222,18 +223,18 @@ def checked_documents(frame: DataFrame, lines: DataFrame, charset: Charset) -> D
 
     ``lines`` are the whole files, as bytes.
     """
-    line, file = sql.col(LINE), sql.col(_FILE)
+    line, file = sql.col(LINE), file_of(frame)
     # Where no encoding is named, Spark takes UTF-16 for what it is; that has NUL bytes, and no JSON in UTF-8 has.
     refused, lone = charset.refused(line) | sql.contains(line, sql.lit("\0")), _has_lone(line)
     wrong = decoded_lines(lines, charset).where(refused | lone)
-    found = wrong.select(file, refused).distinct().collect()
+    found = wrong.select(file_of(lines), refused).distinct().collect()
     if not found:
         return frame
     record = sql.to_json(sql.struct(*[sql.col(quoted(name)) for name in frame.columns if name != CORRUPT_RECORD]))
     causes = [
         sql.when(
             file.isin([name for name, its in found if its == kind]),
-            _cause(cause, [("the document", sql.lit(True))], record),
+            _cause(cause, [("the document", sql.lit(True))], record, file),
         )
         for kind, cause in ((True, charset.cause), (False, _LONE_CAUSE))
     ]
@@ -257,7 +258,7 @@ def decoded_lines(lines: DataFrame, charset: Charset) -> DataFrame:
         return lines.withColumn(LINE, charset.decoded(sql.col(LINE).cast("binary")))
 
 
-def _cause(why: tuple[str, str], places: list[tuple[str, Column]], shown: Column) -> Column:
+def _cause(why: tuple[str, str], places: list[tuple[str, Column]], shown: Column, file: Column) -> Column:
     """Return why a record is malformed, and the record; null if none of the conditions on its places holds."""
     named = sql.concat_ws(", ", *[sql.when(wrong, place) for place, wrong in places])
     what, remedy = why
@@ -265,7 +266,7 @@ def _cause(why: tuple[str, str], places: list[tuple[str, Column]], shown: Column
         sql.lit(f"{what} in "),
         named,
         sql.lit(" of "),
-        sql.col(_FILE),
+        file,
         sql.lit(f" ({remedy}): "),
         sql.make_valid_utf8(shown),
     )
@@ -273,7 +274,6 @@ def _cause(why: tuple[str, str], places: list[tuple[str, Column]], shown: Column
 
 
 _MARK = codecs.BOM_UTF8.decode("latin-1")
-_FILE = "_metadata.file_path"
 _LONE = (
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"

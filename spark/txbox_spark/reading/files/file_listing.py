@@ -5,7 +5,7 @@ from urllib.parse import unquote
 
 from txbox_spark.reading.errors import SourceError, explained
 from txbox_spark.reading.files.folder_columns import folder_columns, partition_folders
-from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession
 
 CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremissingfiles", "timezone")
 """The options of Spark's readers that choose among files, in small letters."""
@@ -30,6 +30,11 @@ def files_in(spark: SparkSession, paths: Sequence[str], options: Mapping[str, st
     if not files:
         raise SourceError(nothing_in(paths))
     return files
+
+
+def file_of(frame: DataFrame) -> Column:
+    """Return Spark's expression for the file that a row is from; the files may have a column ``_metadata``, too."""
+    return frame.metadataColumn("_metadata").getField("file_path")
 
 
 def refuse_overlooked(there: Sequence[str], frame: DataFrame) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.files.encodings import LINE
+from txbox_spark.reading.files.file_listing import file_of
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 _MARK = "\ufeff"
@@ -36,7 +37,7 @@ def has_more(text: Column, given: Mapping[str, str]) -> Column:
 def refuse_more(texts: DataFrame, given: Mapping[str, str], *, whole: bool) -> None:
     """Raise ``SourceError`` if one of the texts, which are documents or lines, has more than one value."""
     found = texts.where(has_more(sql.col(LINE), given))
-    first = found.select("_metadata.file_path", sql.left(LINE, sql.lit(_SHOWN))).head()
+    first = found.select(file_of(found), sql.left(LINE, sql.lit(_SHOWN))).head()
     if first is None:
         return
     file, begins = first

@@ -33,7 +33,7 @@ from txbox_spark.reading.files.encodings import (
     with_true_names,
     without_replaced,
 )
-from txbox_spark.reading.files.file_listing import CHOOSING_FILES, described, listing
+from txbox_spark.reading.files.file_listing import CHOOSING_FILES, described, file_of, listing
 from txbox_spark.reading.files.folder_columns import FILES_ALONE, folder_columns, json_keys_among, refuse_in_both
 from txbox_spark.reading.files.json_numbers import exact_columns
 from txbox_spark.reading.files.json_values import has_more, refuse_more
@@ -210,7 +210,7 @@ def _csv_headers(
 
 def _refuse_nul(lines: DataFrame) -> None:
     """Raise ``SourceError`` for a NUL: line by line, Spark takes those at the ends for blanks, and two ids are one."""
-    found = lines.where(sql.contains(LINE, sql.lit("\0"))).select("_metadata.file_path").head()
+    found = lines.where(sql.contains(LINE, sql.lit("\0"))).select(file_of(lines)).head()
     if found is not None:
         raise SourceError(
             f"{found[0]} holds a NUL character, which Spark may drop with multiLine=false; leave multiLine out, so "
