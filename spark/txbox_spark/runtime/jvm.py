@@ -54,7 +54,7 @@ def cause_of_death() -> str | None:
     status = process.poll()
     if status is None:
         return None
-    if status == _OUT_OF_MEMORY_STATUS:
+    if status in _OUT_OF_MEMORY_STATUSES:
         return f"Spark's JVM ran out of memory; {MORE_MEMORY}"
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     hint = "; was the machine out of memory?" if status == -signal.SIGKILL else ""
@@ -75,8 +75,10 @@ def _process() -> "Popen[Any] | None":
 
 
 _DYING_SECONDS = 0.5
-_OUT_OF_MEMORY_STATUS = 3
-"""Of a JVM that ``OUT_OF_MEMORY`` ends."""
+_OUT_OF_MEMORY_STATUSES = (3, 52)
+"""Of a JVM that ``OUT_OF_MEMORY`` ends, and of one that Spark ends itself: without that option, or where there is heap
+left, but none of the memory beside it that Arrow takes.
+"""
 
 _WATCH = """
 import os, select, signal, sys

@@ -307,7 +307,11 @@ def _reason(text: str) -> str:
 
 
 _Handler = Callable[[int, FrameType | None], Any] | int | None  # as signal.getsignal returns it
-_LOG_TASKS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
+_LOG_TASKS = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.util.SparkUncaughtExceptionHandler",
+)
 _LISTS = {
     "spark.jars": ",",
     "spark.jars.packages": ",",

@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OUT_OF_MEMORY = "txbox: Spark's JVM ran out of memory; give it more: spark.driver.memory=4g (--conf, "
 
 
-def failed(events: Path, url: str, memory: str) -> str:
+def failed(events: Path, url: str, memory: str, *more: str) -> str:
     """Run the command with a heap of this size; it fails, leaves no JVM, and says this in one line."""
     apply = events.with_name("apply.sql")
     apply.write_text("INSERT INTO effect SELECT id FROM fresh_event")
     what = ("--subscriber", "billing", "--message-id", "id", "--apply", str(apply), "--url", url)
     spark = ("--master", "local[2]", "--writer", "copy", "--conf", f"spark.driver.memory={memory}")
-    with Running("bulk-load", str(events), *what, *spark, start_new_session=True) as running:
+    with Running("bulk-load", str(events), *what, *spark, *more, start_new_session=True) as running:
         assert running.wait(timeout=300) == 1, running.err
         wait_until(lambda: left_in(running.process.pid) == [], "its JVM follows it", timeout=30)
     assert running.out == []
@@ -45,11 +45,13 @@ def test_a_line_that_does_not_fit(effect: Engine, fresh_database: str, tmp_path:
     assert said.endswith("; then run it again\n")
 
 
-def test_rows_that_do_not_fit(effect: Engine, fresh_database: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended_by", ["the JVM", "Spark"])
+def test_rows_that_do_not_fit(effect: Engine, fresh_database: str, tmp_path: Path, ended_by: str) -> None:
     """There is a run: the ids are read first, and they fit."""
+    by_spark = ("--conf", "spark.driver.extraJavaOptions=-XX:-ExitOnOutOfMemoryError")
     events = tmp_path / "events.parquet"
     parquet.write_table(pyarrow.table({"id": ["e1", "e2", "e3"], "body": ["x" * 150_000_000] * 3}), events)
-    said = failed(events, fresh_database, "512m")
+    said = failed(events, fresh_database, "512m", *(by_spark if ended_by == "Spark" else ()))
     with effect.connect() as connection:
         run_id = connection.exec_driver_sql("SELECT run_id FROM bulk_load").scalar_one()
     assert said.startswith(OUT_OF_MEMORY)

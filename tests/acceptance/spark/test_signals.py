@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +32,8 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]  # each needs a JVM or two of its own, and a machine may be slow
 
+
+MOMENTS_OF_A_LOAD = 8
 
 MOMENTS = [
     pytest.param("copy", inside_a_chunk, id="copy, inside a chunk"),
@@ -185,6 +189,28 @@ def test_a_command_that_is_interrupted_while_spark_starts_leaves_no_jvm(
         wait_until(lambda: left_in(running.process.pid) == [], "its JVM follows it", timeout=30)
     (line,) = said(running)
     assert line.startswith("txbox: interrupted")
+
+
+def test_an_interrupt_at_any_moment_is_one_line_at_most(
+    fresh_database: str, engine: Engine, books: Books, path: str, tmp_path: Path
+) -> None:
+    """Where it meets pyspark or py4j, these would show a traceback; so would Python, before and after all else."""
+    script, rejected = tmp_path / "apply.sql", 3
+    began = time.monotonic()
+    with command(path, fresh_database, script) as running:
+        assert running.wait(timeout=120) == rejected, running.err
+    whole = time.monotonic() - began
+    for part in range(MOMENTS_OF_A_LOAD):
+        after = whole * (part + random.random()) / MOMENTS_OF_A_LOAD  # noqa: S311 - no secret
+        with command(path, fresh_database, script) as running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(after)
+            if running.process.poll() is None:
+                ask_to_end(running, signal.SIGINT)
+            status = running.wait(timeout=60)
+        # Python takes its handlers away at its very end.
+        assert status in (130, rejected, -signal.SIGINT), (after, status, running.err)
+        assert [line[:18] for line in said(running)] in ([], ["txbox: interrupted"]), (after, running.err)
 
 
 @contextlib.contextmanager
