@@ -6,26 +6,16 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import Engine
 
-from support.celery_shop.server import valkey_server
-from support.waiting import wait_until
+from support.celery_shop.server import running_valkey, valkey_server
 from support.workers.business import Business
 
 
 @pytest.fixture(scope="session")
 def redis_socket(tmp_path_factory: pytest.TempPathFactory, note_server: Callable[[str], None]) -> Iterator[str]:
-    program = valkey_server()
-    folder = tmp_path_factory.mktemp("redis")
-    socket = folder / "redis.sock"
-    settings = ["--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", "", "--appendonly", "no"]
-    process = subprocess.Popen([program, *settings], stdout=subprocess.DEVNULL)
-    try:
-        wait_until(socket.exists, "Valkey answers", timeout=20)
-        version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    with running_valkey(tmp_path_factory.mktemp("redis")) as socket:
+        version = subprocess.run([valkey_server(), "--version"], capture_output=True, text=True, check=True).stdout
         note_server(f"Valkey used: {version.split()[2].removeprefix('v=')}")
-        yield str(socket)
-    finally:
-        process.kill()
-        process.wait()
+        yield socket
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from support.waiting import wait_until
 class Workers:
     """Workers with a pool of two processes, each in a group of its own, which may be killed."""
 
-    def __init__(self, log: Path) -> None:
-        """Let them write to this log."""
+    def __init__(self, log: Path, *, app: str = "app") -> None:
+        """Let them write to this log; ``app``: the module here that has the tasks."""
         self._log = log
+        self._app = app
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, **variables: str) -> "subprocess.Popen[bytes]":
@@ -25,7 +26,7 @@ class Workers:
         options = ["--pool=prefork", "--concurrency=2", "--without-gossip", "--without-mingle", "--loglevel=INFO"]
         with self._log.open("ab") as log:
             worker = start_python(
-                *("-m", "celery", "-A", "support.celery_shop.app", "worker", *options),
+                *("-m", "celery", "-A", f"support.celery_shop.{self._app}", "worker", *options),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **variables},
