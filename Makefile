@@ -68,7 +68,7 @@ OLDEST_READY := $(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(ALEMBIC_OLDEST)-$(PSYCOP
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- set-up: each stamp is one layer of the same virtual environment ---------------------------------------------
 
@@ -88,7 +88,7 @@ $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev-ready: $(VENV)/.demo-ready
 	@echo "installing what tests, lint and docs need"
-	@$(INSTALL) --python $(BIN)/python -c constraints.txt -e '.[all]' --group test --group lint --group docs --group build pip
+	@$(INSTALL) --python $(BIN)/python -c constraints.txt -e '.[all]' --group test --group lint --group docs --group build --group audit pip
 	@touch $@
 
 # A constraint that contradicts what is asked for is refused: these lines stay out, Spark's py4j, and the line of its Java,
@@ -183,6 +183,10 @@ lint-monitoring: $(VENV)/.dev-ready $(BIN)/promtool ## Check the alert rules wit
 	@$(BIN)/promtool test rules examples/monitoring/alerts-test.yaml
 	@for version in $(KUBERNETES_VERSIONS); do \
 	  $(BIN)/kubernetes-validate --strict --kubernetes-version $$version $(KUBERNETES_MANIFESTS); done
+
+.PHONY: audit-dependencies
+audit-dependencies: $(VENV)/.dev-ready ## Look for known vulnerabilities of the versions in constraints.txt, over the network (AUDIT='--vulnerability-service osv')
+	@tests/dependencies/audit.sh $(BIN)/pip-audit constraints.txt $(AUDIT)
 
 .PHONY: format
 format: $(VENV)/.dev-ready ## Rewrite the sources in the project's format
