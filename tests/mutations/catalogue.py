@@ -118,8 +118,8 @@ MUTATIONS = (
         "guards",
         "a request whose handler swallows the error of a statement is answered as done",
         "workers/txbox_http/in_transaction.py",
-        "if connection.in_transaction():  #",
-        "if not connection.in_transaction():  #",
+        "if connection not in self._guarded:",
+        "if connection in self._guarded:",
         "tests/integration/txbox_http/test_applications.py::"
         "test_without_a_key_too_a_swallowed_error_is_not_said_to_be_done_and_a_response_may_be_large",
     ),
@@ -139,6 +139,14 @@ MUTATIONS = (
         "            return chosen\n",
         "tests/integration/txbox_workers/test_sessions_of_hosts.py::"
         "test_of_the_engine_of_the_worker_they_work_in_its_transaction",
+    ),
+    Mutation(
+        "guards",
+        "a request without a key has its effect over another engine, and is answered as done",
+        "inbox/txbox/postgres/guards/session_binds.py",
+        "    bind_to(session, target)\n    return target\n",
+        "    return target\n",
+        "tests/integration/txbox_http/test_sessions_of_hosts.py::test_of_another_engine_they_are_refused",
     ),
     Mutation(
         "guards",
