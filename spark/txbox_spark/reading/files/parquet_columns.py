@@ -1,7 +1,7 @@
 """Columns of Parquet that Spark does not read by itself: times of nanoseconds, and whole numbers of several widths.
 
-pandas writes times with nanoseconds, and an integer column as wide as it was in each file. Where no time has a part of a
-microsecond, the times are read as numbers and made here; the widest type holds the numbers of every file.
+pandas writes times with nanoseconds, and an integer column as wide as it was in each file. Where no time has a part of
+a microsecond, the times are read as numbers and made here; the widest type holds the numbers of every file.
 """
 
 import re

@@ -156,14 +156,15 @@ def _read_csv(
     decimals = {} if _option(given, "locale") is not None else decimals_of(columns)
     texts = as_text(columns, decimals)
     marked: dict[str, bool] = {}
-    if as_bytes:
-        if charset.is_utf8 and _is_on(given, "multiLine"):  # where Spark cuts lines itself, it removes the mark
-            marked = with_mark(spark, listing(spark, paths, given))
-            if any(marked.values()) and not _is_on(given, "header"):
-                raise SourceError(
-                    f"{described(paths)} begins with a byte order mark and has no header, and not all of it is UTF-8; "
-                    "remove the mark, or name the encoding"
-                )
+    if (
+        as_bytes and charset.is_utf8 and _is_on(given, "multiLine")
+    ):  # where Spark cuts lines itself, it removes the mark
+        marked = with_mark(spark, listing(spark, paths, given))
+        if any(marked.values()) and not _is_on(given, "header"):
+            raise SourceError(
+                f"{described(paths)} begins with a byte order mark and has no header, and not all of it is UTF-8; "
+                "remove the mark, or name the encoding"
+            )
 
     def records(load: Callable[[StructType], DataFrame], texts: StructType) -> DataFrame:
         if as_bytes:

@@ -112,9 +112,7 @@ class TestParquet:
 
         start, before = [NANOSECONDS], [-1_000, None]  # a microsecond before 1970
         paths = [
-            put(
-                "1.parquet", event_id=["1"], at=times(NANOSECONDS), utc=times(NANOSECONDS, zone="UTC"), n=[NANOSECONDS]
-            ),
+            put("1.parquet", event_id=["1"], at=times(*start), utc=times(*start, zone="UTC"), n=start),
             put("2.parquet", event_id=["2", "3"], at=times(*before), utc=times(*before, zone="UTC"), n=[1, 2]),
         ]
         frame = read_events(spark, paths)
