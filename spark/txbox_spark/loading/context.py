@@ -20,7 +20,7 @@ from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.options import JDBC, ValidLoadOptions
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.rejects.rejects_table import RejectsTable
-from txbox_spark.runtime.explanations import describe_spark_error
+from txbox_spark.runtime.explanations import describe_spark_error, is_out_of_memory, text_of
 from txbox_spark.runtime.jdbc import is_about_data
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
@@ -182,6 +182,6 @@ class LoadContext:
 
 
 def _described(error: Exception) -> str:
-    if "java.lang.OutOfMemoryError" in str(error):
+    if is_out_of_memory(text := text_of(error)):
         return f"Spark's JVM ran out of memory; {MORE_MEMORY}"
-    return describe_spark_error(str(error))
+    return describe_spark_error(text)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from txbox import TxboxError
 from txbox_spark.reading.files.charsets import EncodingError
-from txbox_spark.runtime.explanations import describe_spark_error
+from txbox_spark.runtime.explanations import describe_spark_error, text_of
 from txbox_spark.runtime.lazy_imports import spark_errors
 
 
@@ -26,8 +26,7 @@ def explained(what: str) -> Iterator[None]:
     except EncodingError as error:
         raise SourceError(f"{what}: {error}") from error
     except spark_errors() as error:
-        # pyspark keeps Java's causes apart where it has an exception of its own.
-        text = "\n".join(filter(None, (str(error), getattr(error, "_stackTrace", None))))
+        text = text_of(error)
         raise SourceError(f"{what}: {_why(text) or type(error).__name__}") from error
 
 

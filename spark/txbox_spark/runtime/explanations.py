@@ -37,6 +37,16 @@ def without_values(message: str) -> str:
     return _QUOTED.sub("…", message).removesuffix(": …")
 
 
+def text_of(error: Exception) -> str:
+    """Return what Spark says of an error, with Java's causes, which pyspark's own exceptions keep apart."""
+    return "\n".join(filter(None, (str(error), getattr(error, "_stackTrace", None))))
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether Java says that there was no memory: no heap, or none of that beside it, which Arrow takes."""
+    return _OUT_OF_MEMORY.search(text) is not None
+
+
 def describe_spark_error(text: str) -> str:
     """Describe an error of Spark in one line: a file that cannot be read, an error of Postgres, or its first line."""
     if refused := _BY_POSTGRES.search(text):
@@ -51,6 +61,8 @@ def describe_spark_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
         del lines[0]
+    if lines[0].endswith(_AWAITED) and (causes := _CAUSE.findall(text)):
+        return _line(causes[-1])
     return lines[0].lstrip(": ")
 
 
@@ -70,4 +82,7 @@ _REMEDIES = (
     ("physicalType: ", "in the schema, give the column a type that holds what the file has"),
 )
 """What to do about a file that is whole, by a part of the cause."""
+_OUT_OF_MEMORY = re.compile(r"\bOutOf(?:Direct)?Memory(?:Error|Exception)\b")
+_AWAITED = "Exception thrown in awaitResult:"
+"""All that Spark says of what has failed in another thread, but for the cause."""
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.+)$", re.MULTILINE)

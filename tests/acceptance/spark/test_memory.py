@@ -45,13 +45,19 @@ def test_a_line_that_does_not_fit(effect: Engine, fresh_database: str, tmp_path:
     assert said.endswith("; then run it again\n")
 
 
-@pytest.mark.parametrize("ended_by", ["the JVM", "Spark"])
-def test_rows_that_do_not_fit(effect: Engine, fresh_database: str, tmp_path: Path, ended_by: str) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param("-Da=b", id="the JVM ends"),
+        pytest.param("-XX:-ExitOnOutOfMemoryError", id="Spark ends the JVM"),
+        pytest.param("-XX:MaxDirectMemorySize=16m", id="Arrow gets none, and the JVM goes on"),
+    ],
+)
+def test_rows_that_do_not_fit(effect: Engine, fresh_database: str, tmp_path: Path, options: str) -> None:
     """There is a run: the ids are read first, and they fit."""
-    by_spark = ("--conf", "spark.driver.extraJavaOptions=-XX:-ExitOnOutOfMemoryError")
     events = tmp_path / "events.parquet"
     parquet.write_table(pyarrow.table({"id": ["e1", "e2", "e3"], "body": ["x" * 150_000_000] * 3}), events)
-    said = failed(events, fresh_database, "512m", *(by_spark if ended_by == "Spark" else ()))
+    said = failed(events, fresh_database, "512m", "--conf", f"spark.driver.extraJavaOptions={options}")
     with effect.connect() as connection:
         run_id = connection.exec_driver_sql("SELECT run_id FROM bulk_load").scalar_one()
     assert said.startswith(OUT_OF_MEMORY)

@@ -201,7 +201,7 @@ def test_an_interrupt_at_any_moment_is_one_line_at_most(
         assert running.wait(timeout=120) == rejected, running.err
     whole = time.monotonic() - began
     for part in range(MOMENTS_OF_A_LOAD):
-        after = whole * (part + random.random()) / MOMENTS_OF_A_LOAD  # noqa: S311 - no secret
+        after = whole * (part + random.random()) / MOMENTS_OF_A_LOAD
         with command(path, fresh_database, script) as running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.process.wait(after)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox_spark.runtime.explanations import describe_spark_error, without_values
+from txbox_spark.runtime.explanations import describe_spark_error, is_out_of_memory, text_of, without_values
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,42 @@ def test_what_spark_says_of_a_value() -> None:
         'org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value … of the type "STRING" cannot be '
         'cast to "INT" because it is malformed. SQLSTATE: 22018'
     )
+
+
+AWAITED = """org.apache.spark.SparkException: Exception thrown in awaitResult:
+\tat org.apache.spark.Some.thing(Some.scala:1)
+Caused by: org.apache.spark.SparkException: Job aborted
+Caused by: {cause}
+\tat java.base/java.lang.Thread.run(Thread.java:840)"""
+
+
+class KeptApart(Exception):
+    """As pyspark's own, whose text is the first line alone."""
+
+    def __init__(self, java: str) -> None:
+        super().__init__(java.partition("\n")[0])
+        self._stackTrace = java
+
+
+def test_the_cause_of_what_failed_in_another_thread() -> None:
+    said = text_of(KeptApart(AWAITED.format(cause="java.io.IOException: No space left on device")))
+    assert describe_spark_error(said) == "No space left on device"
+    value = "org.apache.spark.SparkDateTimeException: [CAST_INVALID_INPUT] The value 'secret' is bad. SQLSTATE: 22018"
+    assert "secret" not in describe_spark_error(text_of(KeptApart(AWAITED.format(cause=value))))
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_one"),
+    [
+        ("java.lang.OutOfMemoryError: Java heap space", True),
+        ("io.netty.util.internal.OutOfDirectMemoryError: failed to allocate 16777216 byte(s)", True),
+        ("org.apache.arrow.memory.OutOfMemoryException: Failure allocating buffer.", True),
+        ("java.io.IOException: No space left on device", False),
+    ],
+)
+def test_no_memory_of_any_kind(cause: str, is_one: bool) -> None:
+    assert is_out_of_memory(text_of(KeptApart(AWAITED.format(cause=cause)))) is is_one
+    assert is_out_of_memory(f"An error occurred while calling o1.x.\n: {cause}") is is_one
 
 
 def test_the_first_line_of_anything_else() -> None:
