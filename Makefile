@@ -130,6 +130,7 @@ chaos: $(VENV)/.spark-classes.jsa ## Run the tests in which processes are killed
 .PHONY: test-all
 test-all: $(VENV)/.spark-classes.jsa ## Run every test, the slow campaigns too
 	@TXBOX_TOGETHER_SECONDS=$${TXBOX_TOGETHER_SECONDS:-300} TXBOX_CUT_SECONDS=$${TXBOX_CUT_SECONDS:-120} \
+		TXBOX_CHAINS_SECONDS=$${TXBOX_CHAINS_SECONDS:-120} \
 		$(BIN)/pytest -m 'not containers' $(TESTS)
 
 .PHONY: test-pages

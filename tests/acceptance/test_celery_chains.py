@@ -1,10 +1,14 @@
-"""Chains and chords of Celery whose workers are killed at random: each effect once, and none vanishes through txbox.
+"""Chains and chords of Celery whose workers are killed at random: with an inbox, each effect once.
+
+Redis' transport may lose a message with the worker that has taken it, and Celery the end of a chord. What has vanished
+is sent again, under the same ids; that completes it. Plain tasks are the control: what doubles and vanishes of them.
 
 ``TXBOX_CHAINS_SECONDS`` makes it longer, ``TXBOX_CHAINS_SEED`` draws the same lots again.
 """
 
 import os
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,7 +25,7 @@ SECONDS = float(os.environ.get("TXBOX_CHAINS_SECONDS", "6"))
 
 @pytest.mark.chaos
 @pytest.mark.timeout(SECONDS + 180)
-@pytest.mark.parametrize("task", ["inbox", "plain"])
+@pytest.mark.parametrize("task", ["inbox", pytest.param("plain", marks=pytest.mark.slow)])
 def test_chains_and_chords_under_kills(
     engine: Engine, schema_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
@@ -41,6 +45,11 @@ def test_chains_and_chords_under_kills(
         finally:
             workers.kill()
     print(f"{task}, seed {seed}: {outcome}")  # noqa: T201 - for -s, and for a failure
-    print(outcome.vanished)
+    lots = f"TXBOX_CHAINS_SEED={seed}"
     if task == "inbox":
-        assert outcome.doubled == {}, f"TXBOX_CHAINS_SEED={seed}"
+        assert outcome.applied == Counter(outcome.ids), lots
+        assert not [last for name, last in outcome.vanished.items() if name.startswith("chain") and "never" in last], (
+            lots
+        )
+    else:
+        assert outcome.doubled, f"no kill has hit anything; {lots}"

@@ -13,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 audit() {
   "$program" --disable-pip --no-deps --strict --progress-spinner off --requirement "$1" "${options[@]}" \
     > "$work/known" 2> "$work/trouble" || [[ -s $work/known ]] \
-    || { echo "$pins was not audited: $(tail -n 1 "$work/trouble")" >&2; exit 2; }
+    || { echo "$pins was not audited: $(tail -n 1 "$work/trouble" | sed 's/^ERROR:[^:]*://')" >&2; exit 2; }
 }
 
 # Some mirrors of a package index answer, but without what is known of vulnerabilities: then nothing would ever be found.

@@ -3,7 +3,7 @@
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -29,12 +29,14 @@ SETTLED_SECONDS = 90.0
 
 @dataclass
 class Outcome:
-    """What became of chains and chords."""
+    """What became of chains and chords; how often effects were ``applied`` in the end, and were ``doubled`` before."""
 
     sent: Counter[str]
     kills: Counter[str]
+    ids: list[str]
+    applied: Counter[str]
     doubled: dict[str, int]
-    vanished: dict[str, str] = field(default_factory=dict)
+    vanished: dict[str, str]
     """The first message that is missing of each that did not end, and where it was seen last."""
 
     def __str__(self) -> str:
@@ -60,18 +62,29 @@ class Campaign:
         self._kills: Counter[str] = Counter()
 
     def run(self, seconds: float) -> Outcome:
-        """Send and kill for so long; then let workers end what the broker has."""
+        """Send and kill for so long; then let workers end what the broker has.
+
+        With an inbox, what has vanished is sent again under the same ids, and the outcome has what became of it.
+        """
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._one_life(until)
         self._workers.start()
-        wait_until(lambda: is_empty(self._app), "the broker has nothing", timeout=SETTLED_SECONDS, every=0.2)
-        self._workers.kill()
+        self._settle()
         outcome = self._outcome()
+        if self._task == "inbox":
+            for name in outcome.vanished:
+                self._send(name)
+            self._settle()
+            outcome.applied = self._business.applied()
+        self._workers.kill()
         consumer = self._app.backend.result_consumer
         consumer.stop()
         consumer.subscribed_to.clear()  # results that end later would speak to a server that is gone
         return outcome
+
+    def _settle(self) -> None:
+        wait_until(lambda: is_empty(self._app), "the broker has nothing", timeout=SETTLED_SECONDS, every=0.2)
 
     def _one_life(self, until: float) -> None:
         """Let a worker work, kill processes of its pool, and then all of it."""
@@ -94,20 +107,19 @@ class Campaign:
         with self._app.connection_for_read() as connection:
             waiting = connection.default_channel.client.llen(self._app.conf.task_default_queue)
         if waiting < BACKLOG:
-            self._send()
+            self._send(f"{self._random.choice(('chain', 'chord'))}-{len(self._sent)}")
         else:
             time.sleep(0.005)  # pace, not a wait: the worker is to have the processor
         return True
 
-    def _send(self) -> None:
-        kind = self._random.choice(("chain", "chord"))
-        name = f"{kind}-{len(self._sent)}"
-        ids = [f"{name}.{number}" for number in range(LINKS + (kind == "chord"))]
+    def _send(self, name: str) -> None:
+        is_chord = name.startswith("chord")
+        ids = [f"{name}.{number}" for number in range(LINKS + is_chord)]
         links = [self._app.signature(self._task, immutable=True, task_id=one) for one in ids]
-        if kind == "chain":
-            chain(links).apply_async()
-        else:
+        if is_chord:
             self._groups[name] = chord(links[:LINKS], links[LINKS]).apply_async().parent.id
+        else:
+            chain(links).apply_async()
         self._sent[name] = ids
 
     def _noted(self, what: str) -> int:
@@ -115,22 +127,25 @@ class Campaign:
 
     def _outcome(self) -> Outcome:
         applied = self._business.applied()
-        last_seen = dict.fromkeys((ids[0] for ids in self._sent.values()), "sent")
-        for ids in self._sent.values():
-            if len(ids) > LINKS:  # the members of a chord, which no worker sends
-                last_seen.update(dict.fromkeys(ids[:LINKS], "sent"))
+        # Of a chain, the campaign sends the first link; of a chord, all members.
+        last_seen = {
+            one: "sent" for name, ids in self._sent.items() for one in ids[: LINKS if name in self._groups else 1]
+        }
         for line in self._notes.read_text().splitlines():
             what, one = line.split()
             last_seen[one] = what
-        outcome = Outcome(
+        return Outcome(
             sent=Counter(name.split("-")[0] for name in self._sent),
             kills=self._kills,
+            ids=[one for ids in self._sent.values() for one in ids],
+            applied=applied,
             doubled={one: count for one, count in applied.items() if count > 1},
+            vanished={
+                name: f"{missing.split('.')[1]} {last_seen.get(missing) or self._why_unsent(name)}"
+                for name, ids in self._sent.items()
+                if (missing := next((one for one in ids if one not in applied), None))
+            },
         )
-        for name, ids in self._sent.items():
-            if missing := next((one for one in ids if one not in applied), None):
-                outcome.vanished[name] = f"{missing.split('.')[1]} {last_seen.get(missing) or self._why_unsent(name)}"
-        return outcome
 
     def _why_unsent(self, name: str) -> str:
         if name not in self._groups:
