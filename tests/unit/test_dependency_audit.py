@@ -1,4 +1,4 @@
-"""`make audit-dependencies` says what is known of the pinned versions, or that nobody could be asked; it never passes then."""
+"""`make audit-dependencies` says what is known of the pinned versions, or fails if nobody can be asked."""
 
 import json
 import subprocess

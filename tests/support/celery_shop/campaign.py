@@ -3,6 +3,7 @@
 import random
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +97,8 @@ class Campaign:
         while (now := time.monotonic()) < end:
             self._top_up()
             if now > kill_at and (pool := worker.children()):
-                self._random.choice(pool).kill()
+                with suppress(psutil.NoSuchProcess):
+                    self._random.choice(pool).kill()
                 self._kills["process"] += 1
                 kill_at = now + self._random.expovariate(1 / BETWEEN_SECONDS)
         self._workers.kill()
