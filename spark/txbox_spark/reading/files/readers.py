@@ -182,7 +182,8 @@ def _read_csv(
         records(partial(header.read, partial(load, given)), header.ordered(texts, apart, columns_of))
         for header in headers
     ]
-    order = found[0].columns
+    places = {name.lower(): place for place, name in enumerate(texts.names)}
+    order = sorted(found[0].columns, key=lambda name: places.get(name.lower(), len(places)))
     alike = [frame.select([sql.col(quoted(name)) for name in order]) for frame in found]
     return reduce(lambda some, more: some.union(more), alike)
 
