@@ -20,6 +20,7 @@ from support.spark.bulk_load_moments import (
     SETTINGS,
     Moment,
     connected,
+    held,
     inside_a_chunk,
     while_staging,
 )
@@ -33,7 +34,7 @@ pytestmark = [
 ]  # each needs a JVM or two of its own, and a machine may be slow
 
 
-MOMENTS_OF_A_LOAD = 8
+MOMENTS_OF_A_LOAD = 6
 
 MOMENTS = [
     pytest.param("copy", inside_a_chunk, id="copy, inside a chunk"),
@@ -269,3 +270,24 @@ def test_a_command_whose_jvm_is_killed_says_so_and_which_run_to_resume(
     assert [one for one in running.err if "chunks, " not in one and "tasks" not in one] == [line]
     assert line.startswith("txbox: Spark has died: its JVM was killed by signal 9")
     assert f"resume run {run_id}" in line
+
+
+def test_an_archive_whose_jvm_is_killed_says_so_in_one_line(
+    fresh_database: str, engine: Engine, tmp_path: Path
+) -> None:
+    def waits() -> bool:
+        with engine.connect() as connection:
+            return (
+                connection.exec_driver_sql("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted").scalar_one() is True
+            )
+
+    where = ("--url", fresh_database, "--master", "local[2]")
+    with Running("archive", str(tmp_path / "archive"), *where, start_new_session=True) as running:
+        with held(engine, "LOCK TABLE processed_message IN ACCESS EXCLUSIVE MODE"):
+            wait_until(waits, "it counts ids", timeout=REACHED_SECONDS)
+            process = jvm(running)
+            assert process is not None
+            process.kill()
+        assert running.wait(timeout=60) == 1, running.err
+    (line,) = said(running)
+    assert line.startswith("txbox: Spark has died: its JVM was killed by signal 9")
