@@ -218,7 +218,7 @@ class TestValuesInNamesOfFolders:
 
     def test_alone_are_no_columns_of_csv(self, spark: SparkSession, write: Callable[..., str], tmp_path: Path) -> None:
         write("store=007/events.csv", "event_id\na\n")
-        with pytest.raises(Exception, match="only include the internal corrupt record column"):
+        with pytest.raises(Exception, match="has the column event_id, which the schema does not have"):
             read_events(spark, [str(tmp_path)], schema="store string").collect()
 
 
