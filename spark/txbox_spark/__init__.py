@@ -25,6 +25,7 @@ from txbox_spark.reading.tables import read_source
 from txbox_spark.reconcile import Reconciliation, reconcile
 from txbox_spark.rejects.remarks import RejectedCause, TooManyRejected
 from txbox_spark.report import BulkLoadReport, JobProgress
+from txbox_spark.runtime.executor_watcher import ExecutorsMissing
 from txbox_spark.runtime.java import SparkSetupError, require_jdk
 from txbox_spark.runtime.session import JDBC_DRIVER, require_jdbc_driver, spark_session
 from txbox_spark.sink import BatchFailed, inbox_sink
@@ -38,6 +39,7 @@ __all__ = [
     "BulkLoadFailed",
     "BulkLoadReport",
     "EventSource",
+    "ExecutorsMissing",
     "JobProgress",
     "LoadPlan",
     "Reconciliation",

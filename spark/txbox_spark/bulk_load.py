@@ -68,6 +68,7 @@ def bulk_load(
         RunNotFound: there is no run to resume of that name.
         SchemaMissing: txbox's tables do not exist.
         SparkSetupError: writer jdbc, and Spark has no JDBC driver.
+        ExecutorsMissing: a cluster has given no executor in time, and no run has begun.
         ApplyFailed, RightsMissing: the ``Upsert`` does not fit its table, or this user may not write to it.
     """
     valid = ValidLoadOptions.given_to("bulk_load", options)
@@ -154,7 +155,7 @@ def opened_context(
             source="a DataFrame" if source is None else source.description,
             digest=_digest(events, source, options.message_id),
             parallelism=chunks_at_once,
-            reporter=ProgressReporter(spark, on_progress),
+            reporter=ProgressReporter(spark, on_progress, options.executor_seconds),
             tracing=tracing,
             seem_few=seem_few(events),
         )

@@ -19,6 +19,7 @@ from txbox_spark.merging.merge_plan import EFFECTS_SECONDS, STALLED_SECONDS
 from txbox_spark.merging.merge_sizer import LOCK_SECONDS
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.reading.row_order import ANY, is_known
+from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
 
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
 
@@ -69,6 +70,8 @@ class LoadOptions(TypedDict, total=False):
             before Postgres ends it; and how long a chunk waits for a lock before it releases its own. 120 by default.
         effects_seconds: how long a chunk waits for one and the same other chunk of the subscriber to apply its events,
             before the load fails; 3,600 by default.
+        executor_seconds: how long a job of Spark may have no executor on a cluster, before the load fails; 600 by
+            default. With a local master it means nothing.
         force: take SQL that does not name ``fresh_event``.
         sent_at: the column that has when an event was sent, a timestamp with time zone; what was sent before the
             subscriber's horizon is counted as expired, and not applied. None, the default: no column has. Times in ids
@@ -99,6 +102,7 @@ class LoadOptions(TypedDict, total=False):
     abandoned_seconds: float
     stalled_seconds: float
     effects_seconds: float
+    executor_seconds: float
     force: bool
     sent_at: str | None
     apply_expired: bool
@@ -130,6 +134,7 @@ class ValidLoadOptions:
     abandoned_seconds: float = ABANDONED_SECONDS
     stalled_seconds: float = STALLED_SECONDS
     effects_seconds: float = EFFECTS_SECONDS
+    executor_seconds: float = EXECUTOR_SECONDS
     force: bool = False
     sent_at: str | None = None
     apply_expired: bool = False
@@ -170,7 +175,7 @@ class ValidLoadOptions:
             f"rejected_to must be a folder, or {TABLE}NAME, not {self.rejected_to!r}",
         )
         self._require(is_known(self.keep), f"keep must be any, latest:COLUMN or earliest:COLUMN, not {self.keep!r}")
-        for name in ("lock_seconds", "stalled_seconds", "effects_seconds"):
+        for name in ("lock_seconds", "stalled_seconds", "effects_seconds", "executor_seconds"):
             seconds = getattr(self, name)
             self._require(0 < seconds <= 24 * 3600, f"{name} must be more than 0 and at most a day, not {seconds!r}")
         self._require(

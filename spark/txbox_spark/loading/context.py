@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
@@ -20,6 +20,7 @@ from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.options import JDBC, ValidLoadOptions
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.rejects.rejects_table import RejectsTable
+from txbox_spark.runtime.executor_watcher import ExecutorsMissing
 from txbox_spark.runtime.explanations import describe_spark_error, is_out_of_memory, text_of
 from txbox_spark.runtime.jdbc import is_about_data
 from txbox_spark.runtime.jobs import job_group, small_plans
@@ -148,7 +149,7 @@ class LoadContext:
         """Time a stage, name its jobs in Spark's pages, and cancel them if the caller is interrupted.
 
         Raises:
-            BulkLoadFailed: Spark has failed, or its JVM has died.
+            BulkLoadFailed: Spark has failed, its JVM has died, or no executor has come in time.
             TxboxError: the same, before there is a run.
         """
         started = time.monotonic()
@@ -161,8 +162,14 @@ class LoadContext:
                 job_group(self.spark.sparkContext, f"txbox bulk load {loaded}: {name}") as group,
             ):
                 run_id = None if run is None else run.run_id
-                with nullcontext() if name == "merge" else self.reporter.spark_stage(name, run_id, group):
+                merges = name == "merge"  # which is reported by its chunks
+                reporter = self.reporter
+                with reporter.executors.awaiting(group) if merges else reporter.spark_stage(name, run_id, group):
                     yield
+        except ExecutorsMissing as error:
+            if run is None:
+                raise
+            raise self.failure(run, str(error)) from error
         except spark_errors(OSError, EOFError) as error:
             died = cause_of_death()
             if died is None and not isinstance(error, spark_errors()):

@@ -59,7 +59,7 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
             raise InvalidConfiguration(f"run {resume} was begun with writer {run.writer}; resume it with that one")
         choice = WriterChoice(run.writer, f"run {run.run_id} was begun with it")
         if choice.writer == COPY and not context.are_few(run.rows):
-            require_packages(context.spark)
+            require_packages(context.spark, context.reporter.executors)
         writer = _writer(context, choice.writer)
         run = resume_run(context, run)
     if not run.finished:
@@ -77,10 +77,10 @@ def choose(context: LoadContext, writer_name: str) -> tuple[WriterChoice, Survey
     choice = WriterChoice(writer_name, "asked for")
     few = _survey_few(context) if writer_name != JDBC and context.options.max_rejected is None else None
     if writer_name == AUTO:
-        asked = context.spark, context.options.database, context.parallelism
+        asked = context.spark, context.options.database, context.parallelism, context.reporter.executors
         choice = FEW if few is not None else choose_writer(*asked)
     elif writer_name == COPY and few is None:
-        require_packages(context.spark)
+        require_packages(context.spark, context.reporter.executors)
     if choice.writer == JDBC:
         require_jdbc_driver(context.spark)
     return choice, few

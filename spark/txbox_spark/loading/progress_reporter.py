@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.report import JobProgress, MergePace, OnProgress
+from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS, ExecutorWatcher
 from txbox_spark.runtime.lazy_imports import SparkSession
 from txbox_spark.runtime.periodic import every
 
@@ -58,15 +59,26 @@ def merge_pace(seen: Sequence[Merged], now: float, total_rows: int) -> MergePace
 
 
 class ProgressReporter:
-    """Reports the stages of one load."""
+    """Reports the stages of one load, and has them end if no executor comes.
 
-    def __init__(self, spark: SparkSession, on_progress: OnProgress | None) -> None:
+    Attributes:
+        executors: watches for those.
+    """
+
+    def __init__(
+        self, spark: SparkSession, on_progress: OnProgress | None, executor_seconds: float = EXECUTOR_SECONDS
+    ) -> None:
         self._spark = spark
+        self.executors = ExecutorWatcher(spark, executor_seconds)
         self._on_progress = on_progress
 
     @contextmanager
     def spark_stage(self, name: str, run_id: str | None, group: str) -> Iterator[None]:
-        """Report a stage by the tasks of a job group of Spark."""
+        """Report a stage by the tasks of a job group of Spark.
+
+        Raises:
+            ExecutorsMissing: no executor has come in time.
+        """
         tracker = self._spark.sparkContext.statusTracker()
 
         def poll() -> JobProgress:
@@ -80,7 +92,7 @@ class ProgressReporter:
             done = sum(stage.numCompletedTasks for stage in stages)
             return JobProgress(run_id, name, done, sum(stage.numTasks for stage in stages))
 
-        with self._reporting(poll):
+        with self._reporting(poll), self.executors.awaiting(group):
             yield
 
     @contextmanager
@@ -98,7 +110,8 @@ class ProgressReporter:
             totals, now = ledger.totals(run.run_id), time.monotonic()
             if not seen or totals.chunks > seen[-1].chunks:
                 seen.append(Merged(now, totals.chunks, totals.read))
-            pace = merge_pace(seen, now, total_rows)
+            # Nobody knows when an executor comes.
+            pace = None if self.executors.missing else merge_pace(seen, now, total_rows)
             return JobProgress(
                 run.run_id, "merge", totals.chunks, run.chunks, totals.applied, totals.read, total_rows, pace
             )

@@ -10,9 +10,10 @@ from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import COPY, JDBC
 from txbox_spark.rejects.remarks import Remarks
+from txbox_spark.runtime.executor_watcher import ExecutorsMissing, ExecutorWatcher
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.java import SparkSetupError
-from txbox_spark.runtime.jobs import is_local
+from txbox_spark.runtime.jobs import is_local, job_group
 from txbox_spark.runtime.lazy_imports import SparkSession
 
 CONNECT_SECONDS = 5
@@ -68,16 +69,21 @@ FEW = WriterChoice(COPY, "few events are merged without the executors")
 """The choice for events that ``survey_few`` has found to be few; it says nothing of the executors."""
 
 
-def choose_writer(spark: SparkSession, url: URL, connections: int) -> WriterChoice:
+def choose_writer(
+    spark: SparkSession, url: URL, connections: int, executors: ExecutorWatcher
+) -> WriterChoice:
     """Choose copy where the executors have the packages and reach Postgres, otherwise jdbc.
 
     ``connections`` is how many the executors may open for it at once.
+
+    Raises:
+        ExecutorsMissing: no executor has come in time.
     """
-    trouble = _trouble(spark, url.render_as_string(hide_password=False), connections)
+    trouble = _trouble(spark, url.render_as_string(hide_password=False), connections, executors)
     return WriterChoice(COPY, "the executors have psycopg and reach Postgres") if trouble is None else trouble.choice
 
 
-def require_packages(spark: SparkSession) -> None:
+def require_packages(spark: SparkSession, executors: ExecutorWatcher) -> None:
     """Check, before the first task of writer copy, that the executors can import what it needs.
 
     Without it, each task fails as often as Spark tries it, and the error is a page of Java. Whether they reach Postgres
@@ -85,6 +91,7 @@ def require_packages(spark: SparkSession) -> None:
 
     Raises:
         SparkSetupError: they cannot; the message says what is missing, and how to bring it.
+        ExecutorsMissing: no executor has come in time.
     """
     context = spark.sparkContext
     if is_local(context):  # tasks run in the Python that calls this, unless told otherwise
@@ -92,7 +99,7 @@ def require_packages(spark: SparkSession) -> None:
     asked = f"{context.applicationId} {context.pythonExec}"
     if asked in _have_packages:  # a stream asks for each batch
         return
-    if (trouble := _trouble(spark, "", 0)) is not None:
+    if (trouble := _trouble(spark, "", 0, executors)) is not None:
         raise SparkSetupError(f"writer copy cannot run: {trouble.choice.reason}; {trouble.remedy}, or take writer jdbc")
     _have_packages.add(asked)
 
@@ -109,7 +116,9 @@ class _Trouble:
         return WriterChoice(JDBC, self.reason)
 
 
-def _trouble(spark: SparkSession, address: str, connections: int) -> _Trouble | None:
+def _trouble(
+    spark: SparkSession, address: str, connections: int, executors: ExecutorWatcher
+) -> _Trouble | None:
     """Ask as many tasks as run at once for the packages, and as many of them as may connect, for a connection."""
 
     # Nested, so that it is sent whole: an executor without txbox could not import it.
@@ -140,7 +149,10 @@ def _trouble(spark: SparkSession, address: str, connections: int) -> _Trouble | 
     context = spark.sparkContext
     tasks = max(1, context.defaultParallelism)
     try:
-        answers = context.parallelize(range(tasks), tasks).map(look).collect()
+        with job_group(context, "txbox: what the executors have") as group, executors.awaiting(group):
+            answers = context.parallelize(range(tasks), tasks).map(look).collect()
+    except ExecutorsMissing:
+        raise
     except Exception as error:  # noqa: BLE001 - executors may have no Python at all
         return _Trouble(f"the executors run no Python: {describe_spark_error(str(error))}", _OTHER_PYTHON)
     for host, module, trouble in answers:

@@ -50,6 +50,8 @@ from txbox_spark.reading.errors import InvalidFields, SourceError, explained
 from txbox_spark.reading.fields import schema_of
 from txbox_spark.reading.files.file_listing import described, files_in, listing, nothing_in, refuse_overlooked
 from txbox_spark.reading.files.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
+from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS, ExecutorWatcher
+from txbox_spark.runtime.jobs import job_group
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType, sql, types
 
 FORMATS = ("parquet", "json", "csv")
@@ -79,6 +81,7 @@ def read_events(
     message_id: str = "",
     encoding: str | None = None,
     options: Mapping[str, str] | None = None,
+    executor_seconds: float = EXECUTOR_SECONDS,
 ) -> DataFrame:
     """Read events from files. Those of JSON and CSV are read once here, to see whether their bytes are text; CSV with
     quotes once more, to see whether they are closed.
@@ -95,12 +98,14 @@ def read_events(
         message_id: with ``fields``: the column that has the id, or an expression, as for ``bulk_load``.
         encoding: of JSON and CSV, if it is not UTF-8, such as ``latin1`` or ``cp1252``.
         options: options of Spark's reader; they win over ours.
+        executor_seconds: how long to wait for an executor on a cluster.
 
     Returns:
         The events; those of JSON and CSV with the column ``CORRUPT_RECORD``.
 
     Raises:
         SourceError: there is nothing there, or it cannot be read.
+        ExecutorsMissing: no executor has come in time.
     """
     files = files_in(spark, paths, options)
     chosen = _format(format, paths, files)
@@ -112,20 +117,35 @@ def read_events(
     elif fields is not None and chosen == "csv" and _has_no_header(options or {}):
         schema = ", ".join(f"{quoted(name)} string" for name in fields)
     columns = None if schema is None else _columns(schema)
-    with explained(f"cannot read {described(paths)} as {chosen}"):
+    with (
+        explained(f"cannot read {described(paths)} as {chosen}"),
+        job_group(spark.sparkContext, f"txbox: read {described(paths)}") as group,
+        ExecutorWatcher(spark, executor_seconds).awaiting(group),
+    ):
         frame = read(spark, chosen, paths, columns, encoding, options or {})
         refuse_overlooked(files, frame)
         return frame
 
 
-def source_of(spark: SparkSession, paths: Sequence[str], *, options: Mapping[str, str] | None = None) -> EventSource:
+def source_of(
+    spark: SparkSession,
+    paths: Sequence[str],
+    *,
+    options: Mapping[str, str] | None = None,
+    executor_seconds: float = EXECUTOR_SECONDS,
+) -> EventSource:
     """Return what ``read_events`` reads with these arguments.
 
     Raises:
         SourceError: there is nothing there.
+        ExecutorsMissing: no executor has come in time.
     """
     files = listing(spark, paths, options)
-    with explained(f"cannot list {described(paths)}"):
+    with (
+        explained(f"cannot list {described(paths)}"),
+        job_group(spark.sparkContext, f"txbox: list {described(paths)}") as group,
+        ExecutorWatcher(spark, executor_seconds).awaiting(group),
+    ):
         modified = sql.unix_micros("modificationTime")
         found = sorted(tuple(row) for row in files.select("path", "length", modified).collect())
     if not found:

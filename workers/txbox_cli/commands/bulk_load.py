@@ -98,6 +98,10 @@ def bulk_load(
         float | None,
         typer.Option(help="How long a chunk waits while one and the same other one applies events; by default 3600."),
     ] = None,
+    executor_seconds: Annotated[
+        float | None,
+        typer.Option(help="How long to wait for an executor of a cluster while there is none; by default 600."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Take statements that do not name fresh_event: a function of yours may.")
     ] = False,
@@ -203,6 +207,7 @@ def bulk_load(
     from txbox_spark.merging.merge_sizer import LOCK_SECONDS
     from txbox_spark.options import CHUNK_ROWS, WRITERS, is_limit
     from txbox_spark.reading.row_order import is_known
+    from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
 
     if writer not in WRITERS:
         raise UsageError(f"--writer must be one of {', '.join(WRITERS)}, not {writer!r}")
@@ -236,7 +241,11 @@ def bulk_load(
             spark.progress_display(run, silent=as_json and is_submitted()) as show,
         ):
             frame, source = events.read(
-                session, schema=fields if mapped is None else None, fields=mapped, message_id=message_id
+                session,
+                schema=fields if mapped is None else None,
+                fields=mapped,
+                message_id=message_id,
+                executor_seconds=executor_seconds or EXECUTOR_SECONDS,
             )
             report = load(
                 frame,
@@ -251,10 +260,17 @@ def bulk_load(
                 parallelism=parallelism,
                 chunk_rows=chunk_rows or CHUNK_ROWS,
                 lock_seconds=lock_seconds or LOCK_SECONDS,
-                source=source or source_of(session, events.paths, options=events.options),
+                source=source
+                or source_of(
+                    session,
+                    events.paths,
+                    options=events.options,
+                    executor_seconds=executor_seconds or EXECUTOR_SECONDS,
+                ),
                 on_progress=show,
                 stalled_seconds=stalled_seconds or STALLED_SECONDS,
                 effects_seconds=effects_seconds or EFFECTS_SECONDS,
+                executor_seconds=executor_seconds or EXECUTOR_SECONDS,
                 force=force,
                 sent_at=sent_at,
                 apply_expired=apply_expired,

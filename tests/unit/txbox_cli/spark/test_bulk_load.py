@@ -171,7 +171,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
             "--resume",
             "0123456789ab",
         ),
-        *("--stalled-seconds", "7", "--effects-seconds", "8.5", "--sent-at", "made", "--apply-expired"),
+        *("--stalled-seconds", "7", "--effects-seconds", "8.5", "--executor-seconds", "9", "--sent-at", "made", "--apply-expired"),
         *("--rejected-to", "table:refused", "--max-rejected", "2.5%", "--keep", "latest:made"),
         *("--master", "local[1]", "--jdbc-jar", "/a/driver.jar", "--conf", "spark.driver.memory=2g"),
     )
@@ -208,6 +208,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "resume": "0123456789ab",
         "stalled_seconds": 7.0,
         "effects_seconds": 8.5,
+        "executor_seconds": 9.0,
         "force": False,
         "sent_at": "made",
         "apply_expired": True,

@@ -1,0 +1,201 @@
+"""Watches that the jobs of a load have executors: without one, Spark waits for ever and says nothing.
+
+::
+
+    a job runs, no executor ──NOTICE_SECONDS──▶ a warning: what is missing ──bound──▶ its jobs are cancelled
+
+An executor that comes, or a job that ends, begins the wait anew. Tasks of a local master need no executors.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from txbox import TxboxError
+from txbox_spark.runtime.jobs import is_local
+from txbox_spark.runtime.lazy_imports import SparkSession
+from txbox_spark.runtime.periodic import every
+
+EXECUTOR_SECONDS = 600.0
+"""How long a job waits for an executor, unless told otherwise."""
+
+NOTICE_SECONDS = 15.0
+"""How long a job has had no executor when that is logged; a cluster takes some seconds to start one."""
+
+NOTICE_AGAIN_SECONDS = 60.0
+"""How long until it is logged again."""
+
+POLL_SECONDS = 1.0
+"""How often executors are counted."""
+
+MASTER_SECONDS = 5
+"""How long the master may take to say what it has."""
+
+
+class ExecutorsMissing(TxboxError):
+    """No executor has come in time; the message says what was asked for, and what the cluster offers."""
+
+
+class ExecutorWatcher:
+    """Watches the jobs of one load.
+
+    Attributes:
+        missing: whether a job waits for an executor now.
+    """
+
+    def __init__(self, spark: SparkSession, seconds: float = EXECUTOR_SECONDS) -> None:
+        """Watch jobs of a session; they may be without an executor for so many seconds."""
+        self._context = spark.sparkContext
+        self._seconds = seconds
+        self.missing = False
+
+    @contextmanager
+    def awaiting(self, group: str) -> Iterator[None]:
+        """Watch the jobs of a group until the block ends.
+
+        Raises:
+            ExecutorsMissing: no executor has come in time; the group's jobs are cancelled.
+        """
+        if is_local(self._context):
+            yield
+            return
+        wait = _Wait(self._context, group, self._seconds)
+
+        def look() -> None:
+            from py4j.protocol import Py4JError
+
+            try:
+                self.missing = wait.look(time.monotonic())
+            except (Py4JError, OSError) as error:  # the job itself fails, too
+                _log.debug("executors cannot be counted: %s", error)
+
+        try:
+            with every(POLL_SECONDS, look, name="txbox-executors"):
+                yield
+        except Exception as error:
+            if wait.ended is None:
+                raise
+            raise ExecutorsMissing(wait.ended) from error
+        finally:
+            self.missing = False
+
+
+class _Wait:
+    """How long the jobs of a group have had no executor."""
+
+    def __init__(self, context: Any, group: str, seconds: float) -> None:
+        self._context = context
+        self._group = group
+        self._seconds = seconds
+        self._since: float | None = None
+        self._notice_at = 0.0
+        self.ended: str | None = None  # why its jobs were cancelled
+
+    def look(self, now: float) -> bool:
+        """Return whether a job waits for an executor; log that it does, and end it, when it is time."""
+        if not self._lacks_executors():
+            if self._since is not None and now >= self._since + NOTICE_SECONDS:
+                _log.warning("Spark goes on: it had no executor for %.0f s", now - self._since)
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = now
+            self._notice_at = now + NOTICE_SECONDS
+        waited = now - self._since
+        if waited >= self._seconds:
+            if self.ended is None:
+                self.ended = f"Spark has had no executor for {waited:.0f} s: {missing_executors(self._context)}"
+            self._context.cancelJobGroup(self._group)
+        elif now >= self._notice_at:
+            self._notice_at = now + NOTICE_AGAIN_SECONDS
+            _log.warning(
+                "Spark has no executor since %.0f s, so nothing goes on: %s; the job ends after %.0f s without one "
+                "(executor_seconds; on the command line --executor-seconds)",
+                waited,
+                missing_executors(self._context),
+                self._seconds,
+            )
+        return True
+
+    def _lacks_executors(self) -> bool:
+        tracker = self._context.statusTracker()
+        jobs = (tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group))
+        if not any(job is not None and job.status == "RUNNING" for job in jobs):
+            return False
+        # The driver is among those that have a memory status.
+        return int(self._context._jsc.sc().getExecutorMemoryStatus().size()) <= 1  # noqa: SLF001 pyspark has no other way
+
+
+def missing_executors(context: Any) -> str:
+    """Say in one line what executors were asked for, and what the cluster offers, as far as that is known.
+
+    Args:
+        context: a SparkContext, or a session's.
+    """
+    conf = context.getConf()
+    memory = int(context._jsc.sc().executorMemory())  # noqa: SLF001 in MiB, from all that may set it
+    cores = conf.get("spark.executor.cores")
+    number = conf.get("spark.executor.instances")
+    executors = "executors" if number is None else f"{number} executors"
+    size = f"{memory} MiB of memory and {'all cores of a worker' if cores is None else f'{cores} cores'} each"
+    master = str(context.master)
+    if not master.startswith("spark://"):
+        size = size.replace("all cores of a worker", "1 core")
+        return f"asked for {executors} of {size}; look at {master} for why it starts none, what it offers is unknown here"
+    return f"asked for {executors} of {size}; {_offer(context, master, memory, int(cores or 1))}"
+
+
+def _offer(context: Any, master: str, memory: int, cores: int) -> str:
+    """Say what a master of Spark's own offers."""
+    workers = _workers(context, master)
+    if workers is None:
+        return f"the master {master} does not answer, so what it offers is unknown"
+    if not workers:
+        return f"the master {master} has no worker that is alive; start one"
+    most_memory, most_cores = (max(one[place] for one in workers) for place in (0, 1))
+    whole = max(one[2] for one in workers), max(one[3] for one in workers)
+    free = f"at most {most_memory} MiB and {most_cores} cores are free on one"
+    offer = f"the master {master} has {len(workers)} worker{'s' if len(workers) > 1 else ''}, and {free}"
+    if memory > whole[0]:
+        return f"{offer}; ask for less memory (spark.executor.memory), or start workers that have more"
+    if cores > whole[1]:
+        return f"{offer}; ask for fewer cores (spark.executor.cores), or start workers that have more"
+    if memory > most_memory or cores > most_cores:
+        return f"{offer}; other applications have the rest: wait, or ask for less"
+    return f"{offer}, which is enough; the logs of the workers say why executors do not start"
+
+
+def _workers(context: Any, master: str) -> "list[tuple[int, int, int, int]] | None":
+    """Return free memory (MiB), free cores, memory and cores of each worker that is alive; None: nobody answers.
+
+    The driver does not know the address of the master's pages, and asks as those pages do.
+    """
+    from py4j.protocol import Py4JError
+
+    jvm = context._jvm  # noqa: SLF001 pyspark has no other way
+    spark = jvm.org.apache.spark
+    try:
+        rpc = context._jsc.sc().env().rpcEnv()  # noqa: SLF001
+        request = getattr(getattr(spark.deploy, "DeployMessages$RequestMasterState$"), "MODULE$")
+        limit = spark.rpc.RpcTimeout(jvm.scala.concurrent.duration.Duration.create(f"{MASTER_SECONDS} s"), "txbox")
+        answer = jvm.scala.reflect.ClassTag.Any()
+    except (Py4JError, TypeError):
+        return None
+    for address in master.removeprefix("spark://").split(","):  # those in standby answer, too
+        host, _, port = address.rpartition(":")
+        try:
+            state = rpc.setupEndpointRef(spark.rpc.RpcAddress(host, int(port)), "Master").askSync(request, limit, answer)
+            if str(state.status()) == "ALIVE":
+                return [
+                    (int(one.memoryFree()), int(one.coresFree()), int(one.memory()), int(one.cores()))
+                    for one in state.workers()
+                    if str(one.state()) == "ALIVE"
+                ]
+        except (Py4JError, TypeError, ValueError):
+            continue
+    return None
+
+
+_log = logging.getLogger("txbox.spark")
