@@ -59,14 +59,14 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     plain_console().print(table)
 
 
-def print_counts(rows: Sequence[tuple[str, int, str]]) -> None:
-    """Print what was counted: its name, how many, and a remark."""
+def print_counts(rows: Sequence[tuple[str, int | None, str]]) -> None:
+    """Print what was counted: its name, how many (None: unknown), and a remark."""
     table = Table(show_header=False, box=None)
     justifications: tuple[Literal["left", "right"], ...] = ("left", "right", "left")
     for justify in justifications:
         table.add_column(justify=justify)
     for name, count, remark in rows:
-        table.add_row(name, f"{count:,}", printable(remark))
+        table.add_row(name, "unknown" if count is None else f"{count:,}", printable(remark))
     plain_console().print(table)
 
 

@@ -30,18 +30,22 @@ class LoadState(StrEnum):
     FINISHED = "finished"
 
 
+BY_FORMAT = "by format txbox"
+"""What the source of a write of Spark's format txbox ends with. No command resumes one: it is written again."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadCounts:
-    """The rows of a load, each counted once: ``read`` is the sum of the others."""
+    """The rows of a load, each counted once: ``read`` is the sum of the others, where it is known."""
 
-    read: int
+    read: int | None  # None: a write of format txbox has not finished, and only then is it counted
     rejected: int
     duplicate_in_source: int
     already_processed: int
     parked: int
     expired: int
     applied: int
-    left: int  # rows of chunks that are not merged yet
+    left: int | None  # rows of chunks that are not merged yet; None as for ``read``
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,11 @@ class BulkLoad:
     heartbeat_at: datetime
     finished_at: datetime | None
     counts: LoadCounts
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it is a write of Spark's format txbox, which is never resumed."""
+        return self.source.endswith(BY_FORMAT)
 
 
 class BulkLoadStatements(SqlFile, file="bulk_loads.sql"):
@@ -190,7 +199,8 @@ def _counts(row: dict[str, Any]) -> LoadCounts:
     """
     rejected = row["chunk_rejected"] if row["rows_rejected"] is None else row["rows_rejected"]
     distinct = row["already_processed"] + row["applied"] + row["expired"]
-    loadable = row["rows_read"] - rejected
+    is_counted = row["rows_read"] is not None
+    loadable = (row["rows_read"] if is_counted else row["chunk_rows"]) - rejected
     met = loadable if row["finished_at"] else min(loadable, row["chunk_rows"] - row["chunk_rejected"])
     duplicates = max(0, met - distinct)
     return LoadCounts(
@@ -201,5 +211,5 @@ def _counts(row: dict[str, Any]) -> LoadCounts:
         parked=row["parked"],
         expired=row["expired"],
         applied=row["applied"],
-        left=loadable - duplicates - distinct,
+        left=loadable - duplicates - distinct if is_counted else None,
     )

@@ -12,12 +12,12 @@ CASE WHEN run.finished_at IS NOT NULL THEN 'finished' WHEN run.error IS NOT NULL
 -- parameters: run_id text (null: of all), subscriber_id text (null: of all), state text (null: of any), silent_seconds
 --   double precision, limit bigint
 -- returns: run_id, subscriber_id, source, state, writer, chunks, attempts, staging_table, error, started_at,
---   heartbeat_at, finished_at (as moments), rows_read, rows_rejected (null: only the chunks know), rejected_sample; and
+--   heartbeat_at, finished_at (as moments), rows_read (null: not counted yet), rows_rejected (null: only the chunks know), rejected_sample; and
 --   sums of the merged chunks: merged, chunk_rows, chunk_rejected, already_processed, parked, expired, applied
 SELECT run.run_id, run.subscriber_id, run.source, {{state}} AS state, run.writer, run.chunks, run.attempts,
   run.staging_table, run.error, {{microseconds(run.started_at)}} AS started_at,
   {{microseconds(run.heartbeat_at)}} AS heartbeat_at, {{microseconds(run.finished_at)}} AS finished_at,
-  coalesce(run.rows_read, 0) AS rows_read, run.rows_rejected, coalesce(run.rejected_sample -> 'sample', '[]') AS rejected_sample,
+  run.rows_read, run.rows_rejected, coalesce(run.rejected_sample -> 'sample', '[]') AS rejected_sample,
   sums.*
 FROM (
   SELECT * FROM {{bulk_load}} AS run

@@ -151,7 +151,7 @@ def _offer(context: Any, master: str, memory: int, cores: int) -> str:
     """Say what a master of Spark's own offers."""
     workers = _workers(context, master)
     if workers is None:
-        return f"the master {master} does not answer, so what it offers is unknown"
+        return f"the master {master} does not say what it offers; is it alive?"
     if not workers:
         return f"the master {master} has no worker that is alive; start one"
     most_memory, most_cores = (max(one[place] for one in workers) for place in (0, 1))
@@ -177,7 +177,7 @@ def _workers(context: Any, master: str) -> "list[tuple[int, int, int, int]] | No
     jvm = context._jvm  # noqa: SLF001 pyspark has no other way
     spark = jvm.org.apache.spark
     try:
-        rpc = context._jsc.sc().env().rpcEnv()  # noqa: SLF001
+        rpc = context._jsc.sc().schedulerBackend().rpcEnv()  # noqa: SLF001 py4j cannot look into a SparkEnv
         request = getattr(getattr(spark.deploy, "DeployMessages$RequestMasterState$"), "MODULE$")
         limit = spark.rpc.RpcTimeout(jvm.scala.concurrent.duration.Duration.create(f"{MASTER_SECONDS} s"), "txbox")
         answer = jvm.scala.reflect.ClassTag.Any()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine
 
 from txbox import TxboxError
+from txbox.loads.bulk_loads import BY_FORMAT
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
 from txbox.status.blocked_loads import run_lock
@@ -28,7 +29,7 @@ from txbox_spark.rejects.remarks import NO_REMARKS, Remarks
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.retries import retry_outages
 
-FRAME, STREAM = "a DataFrame, by format txbox", "a stream, by format txbox"
+FRAME, STREAM = f"a DataFrame, {BY_FORMAT}", f"a stream, {BY_FORMAT}"
 """What the ledger says is loaded."""
 
 

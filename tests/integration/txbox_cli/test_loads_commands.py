@@ -1,6 +1,7 @@
 """The runs of bulk loads, as an operator sees them, finishes them and forgets them, in a real ledger."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support.program import Ended
 from support.spark.bulk_loads import APPLY_ALLOWED, Books, purchases
 from txbox.loads import BulkLoads
 from txbox_spark.rejects.remarks import Remarks
+from txbox_spark.source.run_ledger import FRAME
 
 Txbox = Callable[..., Ended]
 
@@ -125,6 +127,25 @@ def test_rows_of_writer_jdbc_that_were_staged_twice_count_once(txbox: Txbox, eng
     counts = json.loads(txbox("loads", "show", run_id, "--json").out)["counts"]
     assert (counts["duplicate_in_source"], counts["left"]) == (10, 0)
     assert counts["read"] == sum(counts[name] for name in COUNTS)
+
+
+def test_a_write_of_format_txbox_that_failed_has_counts_that_are_known_and_advice_that_works(
+    txbox: Txbox, engine: Engine
+) -> None:
+    run_id = begin(engine, "e60000000006", error="'a piece has failed'")
+    change(engine, f"UPDATE bulk_load SET rows_read = NULL, source = '{FRAME}', bounds = '[]' WHERE run_id = '{run_id}'")
+    merge(engine, run_id, 0, rows_read=60, rows_rejected=3, already_processed=10, applied=40)
+    ended = txbox("loads", "show", run_id)
+    assert "loads resume" not in ended.out
+    assert re.search(r"^ read +unknown  .*\n(.*\n)+ left +unknown  ", ended.out, re.MULTILINE)
+    assert "to finish it, write the same events once more" in ended.out
+    shown = json.loads(txbox("loads", "show", run_id, "--json").out)
+    assert [shown["counts"][name] for name in ("read", *COUNTS)] == [None, 3, 7, 10, 0, 0, 40, None]
+    assert shown["finish"] is None
+    txbox(
+        *("loads", "resume", run_id, "events.jsonl", "--subscriber", "billing", "--message-id", "id"),
+        *("--apply", __file__),
+    ).failed_in_one_line(1, f"run {run_id} is a write of Spark's format txbox", "write the same events once more")
 
 
 def test_a_run_is_shown_whole_with_what_finishes_it(txbox: Txbox, runs: dict[str, str]) -> None:

@@ -24,11 +24,15 @@ REMARKS = {
 }
 """What was counted."""
 
+WRITE_AGAIN = "write the same events once more, or let the stream go on: what has been applied is not applied again"
+"""Advice for a write of format txbox, which cannot be resumed."""
+
 
 def show(run: RunArgument, db: DatabaseOptions, as_json: JsonOption = False) -> None:
     """Show one run: what it loads, how far it is, what it waits for, and how to finish it.
 
-    The counts add up: read is the sum of the others.
+    The counts add up: read is the sum of the others. Of a write of Spark's format txbox that has not finished, it is
+    not known how many rows there are.
     """
     with db.engine() as engine:
         ledger = BulkLoads(engine, schema=db.schema, prefix=db.prefix)
@@ -39,7 +43,7 @@ def show(run: RunArgument, db: DatabaseOptions, as_json: JsonOption = False) -> 
     if found is None:
         raise CommandFailed(f"bulk load {run_id} was forgotten meanwhile")
     load, sample = found
-    finish = None if load.state is LoadState.FINISHED else _finish(load, db)
+    finish = None if load.state is LoadState.FINISHED or load.is_write else _finish(load, db)
     if as_json:
         waits = [asdict(one) for one in blocked]
         print_json({**asdict(load), "rejected_sample": list(sample), "blocked": waits, "finish": finish})
@@ -68,6 +72,8 @@ def show(run: RunArgument, db: DatabaseOptions, as_json: JsonOption = False) -> 
         typer.echo(f"blocked: {printable(str(one))}")
     if finish is not None:
         typer.echo(f"to finish it, with the paths and options that it was begun with: {printable(finish)}")
+    elif load.state in (LoadState.FAILED, LoadState.STOPPED):
+        typer.echo(f"to finish it, {WRITE_AGAIN}")
 
 
 def _finish(load: BulkLoad, db: Database) -> str:

@@ -5,7 +5,9 @@ from typing import Any
 
 from txbox.loads import BulkLoads
 from txbox_cli.commands.bulk_load import bulk_load
+from txbox_cli.commands.loads.details import WRITE_AGAIN
 from txbox_cli.commands.loads.listing import RunArgument, find_run
+from txbox_cli.errors import CommandFailed
 
 
 def resume(*, run: RunArgument, **given: Any) -> None:
@@ -25,7 +27,11 @@ def resume(*, run: RunArgument, **given: Any) -> None:
     """
     db = given["db"]
     with db.engine() as engine:
-        run_id = find_run(BulkLoads(engine, schema=db.schema, prefix=db.prefix), run)
+        ledger = BulkLoads(engine, schema=db.schema, prefix=db.prefix)
+        run_id = find_run(ledger, run)
+        found = ledger.get(run_id)
+    if found is not None and found[0].is_write:
+        raise CommandFailed(f"run {run_id} is a write of Spark's format txbox, which is not resumed: {WRITE_AGAIN}")
     bulk_load(**given, resume=run_id)
 
 
