@@ -21,7 +21,12 @@ from txbox_spark.options import JDBC, ValidLoadOptions
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.runtime.executor_watcher import ExecutorsMissing
-from txbox_spark.runtime.explanations import describe_spark_error, is_out_of_memory, text_of
+from txbox_spark.runtime.explanations import (
+    describe_spark_error,
+    is_about_lost_executors,
+    is_out_of_memory,
+    text_of,
+)
 from txbox_spark.runtime.jdbc import is_about_data
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
@@ -51,6 +56,10 @@ class BulkLoadFailed(TxboxError):
         super().__init__(
             f"{why} ({done} of {chunks} chunks are merged, and of the others nothing is committed{advice})"
         )
+
+
+class ExecutorsLost(BulkLoadFailed):
+    """Executors of a stage have died as often as Spark bears; those that are left may do the rest."""
 
 
 @dataclass
@@ -180,6 +189,8 @@ class LoadContext:
                 )
                 raise TxboxError(why) from error
             failed = self.failure(run, f"Spark failed: {_described(error)}" if died is None else died)
+            if died is None and is_about_lost_executors(str(error)):
+                failed = ExecutorsLost(run.run_id, failed.why, done=failed.done, chunks=failed.chunks)
             # The cause may quote values.
             raise failed from (None if died is None and is_about_data(error) else error)
         finally:

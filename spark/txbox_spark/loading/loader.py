@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from txbox import InvalidConfiguration
 from txbox.backoff import Backoff
 from txbox.postgres.sqlstates import is_outage
-from txbox_spark.loading.context import BulkLoadFailed, LoadContext
+from txbox_spark.loading.context import BulkLoadFailed, ExecutorsLost, LoadContext
 from txbox_spark.loading.copy_writer import CopyWriter
 from txbox_spark.loading.jdbc_writer import JdbcWriter
 from txbox_spark.loading.ledger import Run, heartbeat
@@ -148,10 +148,32 @@ def _finish_run(context: LoadContext, writer: Writer, run: Run) -> Run:
 
 
 def _write_chunks(context: LoadContext, writer: Writer, run: Run) -> Run:
-    """Try until every chunk is merged, or one of them cannot be; return the run at its last attempt."""
-    for attempt in range(1, LOAD_ATTEMPTS + 1):
+    """Try until every chunk is merged, or one of them cannot be; return the run at its last attempt.
+
+    Executors may die any number of times, as long as chunks are merged between. Spark counts the deaths for a task,
+    and a task has many chunks.
+    """
+    attempt = 0
+    while True:
+        attempt += 1
+        merged = len(context.merged_chunks(run))
         try:
             failed = writer.write(run) if run.rows else []
+        except ExecutorsLost as error:
+            gets_on = error.done > merged
+            # Writer jdbc has executors only for staging, which begins anew and merges nothing.
+            if not gets_on and (run.writer != JDBC or attempt == LOAD_ATTEMPTS):
+                raise
+            _log.warning(
+                "bulk load %s: executors were lost; %d of %d chunks are merged, going on with the others: %s",
+                run.run_id,
+                error.done,
+                error.chunks,
+                error.why,
+            )
+            attempt = 0 if gets_on else attempt
+            run = context.ledger.begin_attempt(run.run_id)
+            continue
         except StagingLost as error:
             _log.warning("bulk load %s: %s; staging the events again", run.run_id, error)
             context.ledger.set_staging_table(run.run_id, None)
@@ -166,7 +188,6 @@ def _write_chunks(context: LoadContext, writer: Writer, run: Run) -> Run:
         _log.warning("bulk load %s: %d chunks failed: %s; trying again", run.run_id, len(failed), failed[0].error)
         time.sleep(LOAD_BACKOFF.seconds(attempt))
         run = context.ledger.begin_attempt(run.run_id)
-    raise AssertionError("the last attempt returns or raises")
 
 
 def _complete(context: LoadContext, writer: Writer, run: Run) -> Run:

@@ -66,10 +66,20 @@ def describe_spark_error(text: str) -> str:
     return lines[0].lstrip(": ")
 
 
+def is_about_lost_executors(text: str) -> bool:
+    """Return whether a job of Spark failed because its executors died, or what they had written was gone with them."""
+    failure = _LAST_FAILURE.search(text)
+    return failure is not None and _LOST_EXECUTOR.search(failure[1]) is not None
+
+
 def _line(text: str) -> str:
     return " ".join(text.split())
 
 
+_LAST_FAILURE = re.compile(r"Job aborted due to stage failure: (.*(?:\n.*)?)")
+_LOST_EXECUTOR = re.compile(
+    r"ExecutorLostFailure|Most recent failure reason:\s*(?:org\.apache\.spark\.shuffle\.)?(?:Metadata)?FetchFailed"
+)
 _NAMES_ONLY = re.compile(r"\b(constraint|relation)\b")
 _QUOTED = re.compile(r'["«»„“”].*["«»„“”]', re.DOTALL)
 _SPARK_ABOUT_DATA = re.compile(r"SQLSTATE: 22\w{3}")

@@ -193,6 +193,54 @@ def staged(engine: Engine) -> int:
     return int(count)
 
 
+# --- executors that die as often as Spark bears ---------------------------------------------------------------------
+
+
+def kill_executor_at_the_gate(engine: Engine, seen: set[int]) -> None:
+    """Kill the executor whose task waits at the gate, but for those that did so before."""
+    arrived = wait_until(lambda: set(at_the_gate(engine)) - seen, "a task at the gate", timeout=120)
+    seen |= arrived
+    executor_of(client_of(engine, min(arrived))).kill()
+
+
+@pytest.mark.slow
+def test_deaths_of_executors_end_a_load_only_if_no_chunk_is_merged_between(
+    cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
+) -> None:
+    wait_in_the_merge(engine)
+    asked = request(fresh_database, writer="copy")
+    seen: set[int] = set()
+    with cluster.driver(spark__task__maxFailures="1") as driver:
+        driver.ask(**asked)
+        at_the_gate(engine)
+        others = "SELECT FROM bulk_load_chunk HAVING count(*) = 3"
+        wait_until(lambda: rows(engine, others), "the other chunks are merged", timeout=60)
+        kill_executor_at_the_gate(engine, seen)
+        kill_executor_at_the_gate(engine, seen)  # the load has gone on, and now nothing is merged between
+        error = str(driver._answer()["error"])
+        assert error.startswith("ExecutorsLost: Spark failed: "), error
+        assert "(3 of 4 chunks are merged" in error
+        open_gate(gate)
+        ((run, attempts),) = rows(engine, "SELECT run_id, attempts FROM bulk_load")
+        assert attempts == 2
+        report = driver.load(**asked, resume=run)
+    assert_exact(engine, report)
+
+
+@pytest.mark.slow
+def test_events_are_staged_again_if_executors_die_as_often_as_spark_bears(
+    cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
+) -> None:
+    wait_in_the_commit_of_staging(engine)
+    with cluster.driver(spark__task__maxFailures="1") as driver:
+        driver.ask(**request(fresh_database, writer="jdbc"))
+        kill_executor_at_the_gate(engine, set())
+        open_gate(gate)
+        report = driver.answer()
+    assert_exact(engine, report)
+    assert report["attempts"] == 2
+
+
 # --- tasks that run twice at once ------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from txbox_spark.runtime.explanations import describe_spark_error, is_out_of_memory, text_of, without_values
+from txbox_spark.runtime.explanations import (
+    describe_spark_error,
+    is_about_lost_executors,
+    is_out_of_memory,
+    text_of,
+    without_values,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +24,25 @@ from txbox_spark.runtime.explanations import describe_spark_error, is_out_of_mem
 )
 def test_values_are_left_out(message: str, said: str) -> None:
     assert without_values(message) == said
+
+
+FAILED = "An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: Job aborted due to stage failure: "
+TASK = f"{FAILED}Task 0 in stage 3.0 failed 4 times, most recent failure: Lost task 0.3 in stage 3.0 (TID 9) (h executor 4): "
+STAGE = f"{FAILED}ResultStage 5 (collect) has failed the maximum allowable number of times: 4. Most recent failure reason:"
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (f"{TASK}ExecutorLostFailure (executor 4 exited caused by one of the running tasks) Reason: 137\nDriver", True),
+        (f"{STAGE}\norg.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location", True),
+        (f"{TASK}org.apache.spark.SparkException: a\n\tat x\nCaused by: ExecutorLostFailure", False),
+        (f"{TASK}java.sql.BatchUpdateException: ERROR: division by zero", False),
+        ("ExecutorLostFailure", False),
+    ],
+)
+def test_what_lost_executors_have_caused(text: str, lost: bool) -> None:
+    assert is_about_lost_executors(text) is lost
 
 
 UNREAD = """An error occurred while calling o1.collect.
