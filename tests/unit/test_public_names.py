@@ -71,7 +71,8 @@ PUBLIC = {
     "txbox_django.testing": "EmptiesTxbox empty_txbox",
     "txbox_celery": "MessageParked inbox_task",
     "txbox_spark": """
-        ApplyFailed Archive ArchiveReport BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress
+        ApplyFailed Archive ArchiveReport BatchFailed BulkLoadFailed BulkLoadReport EventSource ExecutorsMissing
+        JDBC_DRIVER JobProgress
         LoadPlan Reconciliation RejectedCause RunNotFound SourceError SparkSetupError StatementPlan TooManyRejected
         Upsert archive bulk_load inbox_sink plan_load read_archive read_events read_source reconcile require_jdbc_driver
         require_jdk source_of spark_session

@@ -69,9 +69,7 @@ FEW = WriterChoice(COPY, "few events are merged without the executors")
 """The choice for events that ``survey_few`` has found to be few; it says nothing of the executors."""
 
 
-def choose_writer(
-    spark: SparkSession, url: URL, connections: int, executors: ExecutorWatcher
-) -> WriterChoice:
+def choose_writer(spark: SparkSession, url: URL, connections: int, executors: ExecutorWatcher) -> WriterChoice:
     """Choose copy where the executors have the packages and reach Postgres, otherwise jdbc.
 
     ``connections`` is how many the executors may open for it at once.
@@ -116,9 +114,7 @@ class _Trouble:
         return WriterChoice(JDBC, self.reason)
 
 
-def _trouble(
-    spark: SparkSession, address: str, connections: int, executors: ExecutorWatcher
-) -> _Trouble | None:
+def _trouble(spark: SparkSession, address: str, connections: int, executors: ExecutorWatcher) -> _Trouble | None:
     """Ask as many tasks as run at once for the packages, and as many of them as may connect, for a connection."""
 
     # Nested, so that it is sent whole: an executor without txbox could not import it.

@@ -143,7 +143,9 @@ def missing_executors(context: Any) -> str:
     master = str(context.master)
     if not master.startswith("spark://"):
         size = size.replace("all cores of a worker", "1 core")
-        return f"asked for {executors} of {size}; look at {master} for why it starts none, what it offers is unknown here"
+        return (
+            f"asked for {executors} of {size}; look at {master} for why it starts none, what it offers is unknown here"
+        )
     return f"asked for {executors} of {size}; {_offer(context, master, memory, int(cores or 1))}"
 
 
@@ -186,7 +188,9 @@ def _workers(context: Any, master: str) -> "list[tuple[int, int, int, int]] | No
     for address in master.removeprefix("spark://").split(","):  # those in standby answer, too
         host, _, port = address.rpartition(":")
         try:
-            state = rpc.setupEndpointRef(spark.rpc.RpcAddress(host, int(port)), "Master").askSync(request, limit, answer)
+            state = rpc.setupEndpointRef(spark.rpc.RpcAddress(host, int(port)), "Master").askSync(
+                request, limit, answer
+            )
             if str(state.status()) == "ALIVE":
                 return [
                     (int(one.memoryFree()), int(one.coresFree()), int(one.memory()), int(one.cores()))

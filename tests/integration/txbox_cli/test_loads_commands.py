@@ -133,7 +133,9 @@ def test_a_write_of_format_txbox_that_failed_has_counts_that_are_known_and_advic
     txbox: Txbox, engine: Engine
 ) -> None:
     run_id = begin(engine, "e60000000006", error="'a piece has failed'")
-    change(engine, f"UPDATE bulk_load SET rows_read = NULL, source = '{FRAME}', bounds = '[]' WHERE run_id = '{run_id}'")
+    change(
+        engine, f"UPDATE bulk_load SET rows_read = NULL, source = '{FRAME}', bounds = '[]' WHERE run_id = '{run_id}'"
+    )
     merge(engine, run_id, 0, rows_read=60, rows_rejected=3, already_processed=10, applied=40)
     ended = txbox("loads", "show", run_id)
     assert "loads resume" not in ended.out

@@ -55,6 +55,7 @@ def loading(cluster: Cluster, url: str, folder: Path, memory: str) -> "Iterator[
         "spark.executor.memory": memory,
         "spark.executor.extraJavaOptions": SHORT_LIFE,
         "spark.driver.memory": "512m",
+        "spark.pyspark.python": sys.executable,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "4",
@@ -90,7 +91,9 @@ def test_more_memory_than_a_worker_has_is_said_and_ends_the_load(
         "2 workers, and at most 768 MiB and 2 cores are free on one; ask for less memory (spark.executor.memory), "
         "or start workers that have more"
     )
-    assert re.search(rf"Spark has no executor since 1\d s, .*{re.escape(missing)}; the job ends after {BOUND} s", notice)
+    assert re.search(
+        rf"Spark has no executor since 1\d s, .*{re.escape(missing)}; the job ends after {BOUND} s", notice
+    )
     assert re.fullmatch(rf"txbox: Spark has had no executor for 2\d s: {re.escape(missing)}", last)
     assert rows(engine, "SELECT FROM bulk_load") == []
 

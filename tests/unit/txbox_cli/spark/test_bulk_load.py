@@ -171,7 +171,17 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
             "--resume",
             "0123456789ab",
         ),
-        *("--stalled-seconds", "7", "--effects-seconds", "8.5", "--executor-seconds", "9", "--sent-at", "made", "--apply-expired"),
+        *(
+            "--stalled-seconds",
+            "7",
+            "--effects-seconds",
+            "8.5",
+            "--executor-seconds",
+            "9",
+            "--sent-at",
+            "made",
+            "--apply-expired",
+        ),
         *("--rejected-to", "table:refused", "--max-rejected", "2.5%", "--keep", "latest:made"),
         *("--master", "local[1]", "--jdbc-jar", "/a/driver.jar", "--conf", "spark.driver.memory=2g"),
     )
@@ -190,6 +200,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "fields": None,
         "message_id": "event_id",
         "encoding": "cp1252",
+        "executor_seconds": 9.0,
         "options": options,
     }
     assert spark.given.pop("url").render_as_string(hide_password=False).endswith("u:hunter2@127.0.0.1:1/x")
