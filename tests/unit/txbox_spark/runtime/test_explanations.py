@@ -29,7 +29,7 @@ def test_values_are_left_out(message: str, said: str) -> None:
 FAILED = (
     "An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: Job aborted due to stage failure: "
 )
-TASK = f"{FAILED}Task 0 in stage 3.0 failed 4 times, most recent failure: Lost task 0.3 in stage 3.0 (TID 9) (h executor 4): "
+TASK = f"{FAILED}Task 0 in stage 3.0 failed 4 times, most recent failure: Lost task 0.3 in stage 3.0 (h executor 4): "
 STAGE = (
     f"{FAILED}ResultStage 5 (collect) has failed the maximum allowable number of times: 4. Most recent failure reason:"
 )
