@@ -190,7 +190,9 @@ ORDER BY letter.dead_letter_id LIMIT %(page)s
 
 -- name: passed_over
 -- How many letters the rest of a filter means, of whose bodies its JSON path cannot be asked.
--- parameters: as letters, but for after, page, body_from and body_bytes; and json_path text
+-- parameters: subscriber_id text, reasons text[], error text, since_ago interval, since timestamptz, until_ago interval,
+--   until timestamptz, source text, message_ids text[], header_names text[], header_values text[], numbers bigint[],
+--   up_to bigint, all boolean (as letters), json_path text
 -- returns: their count
 SELECT count(*) FROM {{dead_letter}} AS letter WHERE {{wanted}} AND {{finds_json}} IS NULL
 

@@ -46,7 +46,8 @@ def test_a_given_format_counts_more_than_names() -> None:
 @pytest.mark.parametrize(
     ("wanted", "paths", "files", "why"),
     [
-        ("avro", ["a.csv"], ["a.csv"], "format 'avro' is unknown; use one of parquet, json, csv"),
+        ("text", ["a.csv"], ["a.csv"], "format 'text' is unknown; use one of parquet, json, csv"),
+        ("avro", ["a.csv"], ["a.csv"], "events are read from parquet, json, csv, and not from avro; in Python, "),
         (None, ["archive"], ["file:///archive/part-0"], "the name of file:///archive/part-0 does not tell its format"),
         (None, ["a.csv", "b.json"], ["a.csv", "b.json"], r"several formats: a\.csv \(csv\), b\.json \(json\)"),
         (None, ["archive"], ["x/a.csv", "x/b.parquet"], "several formats"),
