@@ -8,10 +8,11 @@ An executor that comes, or a job that ends, begins the wait anew. Tasks of a loc
 """
 
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from txbox import TxboxError
 from txbox_spark.runtime.jobs import is_local
@@ -32,6 +33,13 @@ POLL_SECONDS = 1.0
 
 MASTER_SECONDS = 5
 """How long the master may take to say what it has."""
+
+
+WORKER_SECONDS = 0.5
+"""How long a worker may take to answer."""
+
+MOST_WORKERS = 20
+"""How many workers are asked."""
 
 
 class ExecutorsMissing(TxboxError):
@@ -154,23 +162,38 @@ def _offer(context: Any, master: str, memory: int, cores: int) -> str:
     workers = _workers(context, master)
     if workers is None:
         return f"the master {master} does not say what it offers; is it alive?"
-    if not workers:
+    alive = [one for one in workers if one.answers()]
+    if not alive:
         return f"the master {master} has no worker that is alive; start one"
-    most_memory, most_cores = (max(one[place] for one in workers) for place in (0, 1))
-    whole = max(one[2] for one in workers), max(one[3] for one in workers)
-    free = f"at most {most_memory} MiB and {most_cores} cores are free on one"
-    offer = f"the master {master} has {len(workers)} worker{'s' if len(workers) > 1 else ''}, and {free}"
-    if memory > whole[0]:
+    most_memory, most_cores = max(one.memory for one in alive), max(one.cores for one in alive)
+    count = f"{len(alive)} worker{'s' if len(alive) > 1 else ''}"
+    offer = f"the master {master} has {count} of at most {most_memory} MiB and {most_cores} cores each"
+    if memory > most_memory:
         return f"{offer}; ask for less memory (spark.executor.memory), or start workers that have more"
-    if cores > whole[1]:
+    if cores > most_cores:
         return f"{offer}; ask for fewer cores (spark.executor.cores), or start workers that have more"
-    if memory > most_memory or cores > most_cores:
-        return f"{offer}; other applications have the rest: wait, or ask for less"
-    return f"{offer}, which is enough; the logs of the workers say why executors do not start"
+    return f"{offer}; if no other application has them, the logs of the workers say why executors do not start"
 
 
-def _workers(context: Any, master: str) -> "list[tuple[int, int, int, int]] | None":
-    """Return free memory (MiB), free cores, memory and cores of each worker that is alive; None: nobody answers.
+class _Worker(NamedTuple):
+    """A worker that a master knows; the master does not send how much is free, nor whether it is dead."""
+
+    host: str
+    port: int
+    memory: int  # in MiB
+    cores: int
+
+    def answers(self) -> bool:
+        """Whether it takes connections."""
+        try:
+            socket.create_connection((self.host, self.port), WORKER_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+
+def _workers(context: Any, master: str) -> list[_Worker] | None:
+    """Return the workers of a master, at most ``MOST_WORKERS``, also dead ones; None: nobody answers.
 
     The driver does not know the address of the master's pages, and asks as those pages do.
     """
@@ -193,9 +216,8 @@ def _workers(context: Any, master: str) -> "list[tuple[int, int, int, int]] | No
             )
             if str(state.status()) == "ALIVE":
                 return [
-                    (int(one.memoryFree()), int(one.coresFree()), int(one.memory()), int(one.cores()))
-                    for one in state.workers()
-                    if str(one.state()) == "ALIVE"
+                    _Worker(str(one.host()), int(one.port()), int(one.memory()), int(one.cores()))
+                    for one in list(state.workers())[:MOST_WORKERS]
                 ]
         except (Py4JError, TypeError, ValueError):
             continue

@@ -1,6 +1,7 @@
 """Loads on a cluster that has no executor for them, or none any more: what the command says, and that it ends."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -55,7 +56,6 @@ def loading(cluster: Cluster, url: str, folder: Path, memory: str) -> "Iterator[
         "spark.executor.memory": memory,
         "spark.executor.extraJavaOptions": SHORT_LIFE,
         "spark.driver.memory": "512m",
-        "spark.pyspark.python": sys.executable,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "4",
@@ -69,6 +69,7 @@ def loading(cluster: Cluster, url: str, folder: Path, memory: str) -> "Iterator[
                 *("--master", cluster.url, "--executor-seconds", str(BOUND)),
                 *(part for name, value in settings.items() for part in ("--conf", f"{name}={value}")),
             ],
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
             stderr=said,
             text=True,
             start_new_session=True,
@@ -88,7 +89,7 @@ def test_more_memory_than_a_worker_has_is_said_and_ends_the_load(
     *_, notice, last = (tmp_path / "stderr").read_text().splitlines()
     missing = (
         f"asked for executors of 4096 MiB of memory and all cores of a worker each; the master {cluster.url} has "
-        "2 workers, and at most 768 MiB and 2 cores are free on one; ask for less memory (spark.executor.memory), "
+        "2 workers of at most 768 MiB and 2 cores each; ask for less memory (spark.executor.memory), "
         "or start workers that have more"
     )
     assert re.search(
