@@ -1186,8 +1186,8 @@ MUTATIONS = (
         "CLI",
         "an error shows a password",
         "workers/txbox_cli/errors.py",
-        'return _PASSWORD_IN_QUERY.sub(r"\\1***", _PASSWORD_IN_URL.sub(r"\\1:***@", text))',
-        'return _PASSWORD_IN_URL.sub(r"\\1:***@", text)',
+        'return _PASSWORD_IN_QUERY.sub(r"\\1***", _WORD.sub(_mask_url, text))',
+        "return _WORD.sub(_mask_url, text)",
         "tests/unit/txbox_cli/test_errors.py::test_passwords_are_masked",
     ),
     Mutation(

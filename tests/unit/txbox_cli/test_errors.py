@@ -30,6 +30,12 @@ def test_passwords_are_masked(text: str, masked: str) -> None:
     assert mask(text) == masked
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("part", ["tea", "a://b:c", "a://b:@"])
+def test_a_long_text_without_blanks_is_masked_in_no_time(part: str) -> None:
+    assert mask(part * 70_000).endswith(part[-1])
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
