@@ -13,7 +13,8 @@ https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-d
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,9 @@ class DeadLetterQueue:
         Raises:
             BrokerError: the queue cannot be reached, or refuses.
             InvalidConfiguration: it is not known where a message was sent to; nothing of it was changed.
+            sqlalchemy.exc.DBAPIError: the database cannot be reached, or refuses.
+
+        Whatever it raises, messages that are not parked are in the queue again at once.
         """
         reader = _Reader(self._queue_url, self._client, self.source_queues, source, envelope, identify, count)
         done, numbers = ImportedLetters(), set[int]()
@@ -231,6 +235,11 @@ class DeadLetterQueue:
                 else:
                     numbers.add(number)
                     done = replace(done, parked=done.parked + 1)
+        except Exception:
+            left = [Settlement(delivery, Outcome.IN_FLIGHT) for delivery in deliveries if delivery not in committed]
+            with suppress(BrokerError):  # the first error counts, and their visibility brings them back
+                reader.hand_back(left)
+            raise
         finally:  # what is committed is deleted, whatever has come of the others
             deleted = reader.ack(committed) if committed else []
         return replace(done, undeleted=done.undeleted + len(committed) - len(deleted))
@@ -302,6 +311,18 @@ class _Reader(SqsSource):
             policy = json.loads(attributes.get("RedrivePolicy", "{}"))
             self._max_receives[source] = int(policy.get("maxReceiveCount", 0))
         return self._max_receives[source]
+
+    def _opened(self, records: Sequence[Mapping[str, Any]]) -> list[Delivery]:
+        try:
+            return super()._opened(records)
+        except Exception:
+            entries: Any = [
+                {"Id": str(number), "ReceiptHandle": record["ReceiptHandle"], "VisibilityTimeout": 0}
+                for number, record in enumerate(records)
+            ]
+            with suppress(BrokerError), translated(SQS, self._queue_url):
+                self._client.change_message_visibility_batch(QueueUrl=self._queue_url, Entries=entries)
+            raise
 
     def _source_of(self, record: Mapping[str, Any]) -> str:
         if self._given_source is not None:

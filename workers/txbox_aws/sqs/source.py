@@ -126,13 +126,16 @@ class SqsSource:
                 MessageSystemAttributeNames=["All"],
             )
         received_at = time.monotonic()
-        deliveries = [
-            open_envelope(record, self._source_of(record), envelope=self._envelope, identify=self._identify)
-            for record in answer.get("Messages", ())
-        ]
+        deliveries = self._opened(answer.get("Messages", ()))
         for delivery in deliveries:
             self._received_at[delivery.receipt] = received_at
         return deliveries
+
+    def _opened(self, records: Sequence[Mapping[str, Any]]) -> list[Delivery]:
+        return [
+            open_envelope(record, self._source_of(record), envelope=self._envelope, identify=self._identify)
+            for record in records
+        ]
 
     def _source_of(self, record: Mapping[str, Any]) -> str:  # noqa: ARG002 - for queues that others have filled
         """Return the URL of the queue that a message was sent to."""
