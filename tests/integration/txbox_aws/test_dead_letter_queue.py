@@ -215,7 +215,7 @@ def test_an_import_that_fails_leaves_the_rest_at_once(
     queue, dead = queues
     send(sqs, queue, ["m-1", "m-2"])
     exhaust(sqs, queue, dead, 2)
-    with pytest.raises(ProgrammingError, match="no_dead_letter|no_processed_message"):
+    with pytest.raises(ProgrammingError, match="no_"):
         dead_letter_queue.import_letters(DeadLetters(engine, prefix="no_"), Failures(engine, "billing"))
     assert imported(engine, dead_letter_queue) == ImportedLetters(parked=2)
 
