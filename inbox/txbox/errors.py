@@ -390,7 +390,7 @@ class LetterNotFound(TxboxError):
     def __init__(self, dead_letter_id: int, why: str = "does not exist", *, processed: bool = False) -> None:
         self.dead_letter_id = dead_letter_id
         self.processed = processed
-        super().__init__(f"dead letter {dead_letter_id} {why}; see `txbox dead-letters list`")
+        super().__init__(f"dead letter {dead_letter_id} {why}; see `txbox dead-letters list --all`")
 
 
 class OperationNotFound(TxboxError):

@@ -130,6 +130,9 @@ def _run(
             try:
                 change(config, revision)
             except CommandError as error:
+                if "not a valid downgrade target" in str(error):
+                    below = f"the tables are below version {revision}, so they cannot be taken down to it"
+                    raise MigrationError(f"{below}; `txbox db upgrade --to {revision}` brings them up to it") from error
                 raise MigrationError(str(error)) from error
     done = config.attributes["change"]
     assert isinstance(done, VersionChange)  # noqa: S101 # what history/env.py has left there

@@ -195,9 +195,11 @@ def _load(row: dict[str, Any]) -> BulkLoad:
 def _counts(row: dict[str, Any]) -> LoadCounts:
     """Count each row of a load once.
 
-    A task of writer jdbc that was run again has staged its rows again, and the chunks have read them twice.
+    A task of writer jdbc that was run again has staged its rows again, and the chunks have read them twice. Its survey
+    has counted rejected rows that no chunk has; a run that has finished has the sum.
     """
-    rejected = row["chunk_rejected"] if row["rows_rejected"] is None else row["rows_rejected"]
+    has_sum = row["finished_at"] is not None and row["rows_rejected"] is not None
+    rejected = row["rows_rejected"] if has_sum else (row["rows_rejected"] or 0) + row["chunk_rejected"]
     distinct = row["already_processed"] + row["applied"] + row["expired"]
     is_counted = row["rows_read"] is not None
     loadable = (row["rows_read"] if is_counted else row["chunk_rows"]) - rejected

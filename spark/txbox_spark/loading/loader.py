@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -114,6 +115,8 @@ def _begin_run(context: LoadContext, writer_name: str, writer: Writer, found: Su
             counted = writer.survey_counts_rejected or context.options.max_rejected is not None
             found = survey(context.events, count_rejected=counted)
             refuse_too_many(found.rejected or 0, context.options.most_rejected(found.rows), found.remarks)
+            if not writer.survey_counts_rejected:  # its chunks meet these rows again, and count them
+                found = replace(found, rejected=None)
     context.sample = found.sample
     return context.ledger.begin(
         subscriber_id=context.options.subscriber_id,

@@ -101,7 +101,9 @@ WHERE (%(subscriber_id)s::text IS NULL OR subscriber_id = %(subscriber_id)s)
 -- parameters: subscriber_id text (null: all)
 -- returns: the columns of SOURCE_TABLES in their order
 SELECT run.run_id, run.subscriber_id, run.source, run.writer, run.attempts, run.chunks, sums.merged,
-  run.rows_read, coalesce(run.rows_rejected, sums.rejected),
+  run.rows_read,
+  CASE WHEN run.finished_at IS NULL THEN coalesce(run.rows_rejected, 0) + sums.rejected
+    ELSE coalesce(run.rows_rejected, sums.rejected) END,
   CASE WHEN run.finished_at IS NOT NULL THEN
     run.rows_read - coalesce(run.rows_rejected, sums.rejected) - sums.already - sums.expired - sums.applied
   END,

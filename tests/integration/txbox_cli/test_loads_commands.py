@@ -129,6 +129,15 @@ def test_rows_of_writer_jdbc_that_were_staged_twice_count_once(txbox: Txbox, eng
     assert counts["read"] == sum(counts[name] for name in COUNTS)
 
 
+def test_what_postgres_has_refused_of_a_staging_table_is_counted_before_the_run_has_finished(
+    txbox: Txbox, engine: Engine
+) -> None:
+    run_id = begin(engine, "d60000000006", rows_rejected="10")  # found by the survey: no chunk has them
+    merge(engine, run_id, 0, rows_read=50, rows_rejected=3, applied=40)
+    counts = json.loads(txbox("loads", "show", run_id, "--json").out)["counts"]
+    assert tuple(counts[name] for name in COUNTS) == (13, 7, 0, 0, 0, 40, 40)
+
+
 def test_a_write_of_format_txbox_that_failed_has_counts_that_are_known_and_advice_that_works(
     txbox: Txbox, engine: Engine
 ) -> None:

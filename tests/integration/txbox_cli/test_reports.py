@@ -203,7 +203,9 @@ def test_the_environment_names_the_place_too(empty: Txbox, monkeypatch: pytest.M
     monkeypatch.delenv("TXBOX_DATABASE_SCHEMA")
     monkeypatch.delenv("TXBOX_TABLE_PREFIX")
     assert empty("db", "check", "--schema", "ours", "--prefix", "tx_").status == 0
-    assert empty("db", "check").status == 1
+    elsewhere = empty("db", "check", "--schema", "theirs")
+    assert elsewhere.status == 1
+    assert elsewhere.out.endswith("or run `txbox db upgrade --schema theirs`\n")
 
 
 def test_a_table_that_was_changed_is_found(empty: Txbox, fresh_database: str) -> None:
@@ -253,7 +255,7 @@ def test_a_letter_is_shown_whole(txbox: Txbox, busy: int) -> None:
 def test_a_letter_that_does_not_exist(txbox: Txbox) -> None:
     txbox("dead-letters", "show", "99").failed_in_one_line(1, "dead letter 99 does not exist; see `txbox dead-letters")
     ended = txbox("dead-letters", "redrive", "99")
-    ended.failed_in_one_line(1, "dead letter 99 does not exist; see `txbox dead-letters list`")
+    ended.failed_in_one_line(1, "dead letter 99 does not exist; see `txbox dead-letters list --all`")
     assert ended.out == "0 sent through again\n"
 
 

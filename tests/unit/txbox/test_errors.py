@@ -130,7 +130,7 @@ def test_a_broker_error_is_transient_unless_told_otherwise() -> None:
         (errors.TransactionEnded(), "leave commit and rollback to the worker"),
         (errors.MessageTooLarge("own:x", 300_000, 262_144), "at most 262,144 bytes, and the message has 300,000"),
         (errors.RightsMissing("outbox_message", "DELETE"), "GRANT DELETE ON outbox_message"),
-        (errors.LetterNotFound(7), "dead letter 7 does not exist; see `txbox dead-letters list`"),
+        (errors.LetterNotFound(7), "dead letter 7 does not exist; see `txbox dead-letters list --all`"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -63,7 +63,8 @@ def check(
     else:
         for difference in differences:
             typer.echo(f"{difference.severity}: {difference}")
-        typer.echo("the tables differ; repair them, or run `txbox db upgrade`" if harmful else "the tables are right")
+        upgraded = " ".join(["txbox db upgrade", db.options]).rstrip()
+        typer.echo(f"the tables differ; repair them, or run `{upgraded}`" if harmful else "the tables are right")
     return 1 if harmful else 0
 
 

@@ -174,6 +174,8 @@ def test_a_run_with_a_limit_is_resumed(
     error = failed(
         events, schema_url, writer, "no_table", apply=f"{APPLY}; TABLE no_table", max_rejected=first, **asked
     )
+    known = typed.rows("SELECT rows_rejected FROM bulk_load")
+    assert known == [(2 if writer == "jdbc" else None,)], "of writer copy, its chunks count them"
     report = load(events, schema_url, writer, resume=error.run_id, apply=APPLY, max_rejected=then, **asked)
     assert (report.attempts, *counts(report)) == (2, 202, 2, 200)
     assert typed.rows("SELECT message_id FROM kept ORDER BY 1") == [("nul",), (None,)]
