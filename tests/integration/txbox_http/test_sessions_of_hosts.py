@@ -131,6 +131,20 @@ def test_of_another_engine_they_are_refused(host: Host, business: Business, fact
     assert business.recorded() == set()
 
 
+@pytest.mark.parametrize("key", ["k1", None])
+@pytest.mark.parametrize("factory", ["binds", "get_bind"])
+def test_of_the_same_engine_for_another_schema_they_are_refused(
+    host: Host, business: Business, factory: str, key: str | None
+) -> None:
+    tenant = host.engine.execution_options(schema_translate_map={None: "no_such_schema"})
+    with host.serving(FACTORIES[factory](host.style, host.engine, tenant)) as send:
+        for use in USES:
+            with pytest.raises(InvalidConfiguration, match="schema_translate_map"):
+                send(use, key)
+    assert business.applied() == {}
+    assert business.recorded() == set()
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_where_no_engine_is_that_of_requests_one_is_asked_for(host: Host, business: Business, several: bool) -> None:
     binds: Any = {Effect: host.engine, Base: host.other} if several else {}

@@ -93,6 +93,25 @@ def test_of_another_engine_they_are_refused(
     assert "***" in str(wrong[0]), "without its password"
 
 
+def test_of_the_engine_of_the_worker_for_another_schema_they_are_refused(engine: Engine, business: Business) -> None:
+    tenant = engine.execution_options(schema_translate_map={None: "no_such_schema"})
+    wrong: list[BaseException] = []
+
+    def handle(session: Session, message: Message) -> None:
+        try:
+            use(session, message)
+        except InvalidConfiguration as error:
+            wrong.append(error)
+            raise
+
+    for name, factory in (("a", sessionmaker(binds={Base: tenant})), ("b", routing(tenant))):
+        work_off(MemorySource(messages(name)), engine, handle, max_attempts=1, session_factory=factory)
+    assert ["schema_translate_map" in str(error) for error in wrong] == [True, True]
+    assert (business.applied(), business.recorded()) == ({}, set())
+    work_off(MemorySource(messages("c")), tenant, lambda session, _: session.connection(), session_factory=factory)
+    assert business.recorded() == {"c"}
+
+
 def test_two_phases_are_refused_before_a_message_is_taken(engine: Engine) -> None:
     with pytest.raises(InvalidConfiguration, match="session_factory has twophase"):
         make(MemorySource([]), engine, use, session_factory=sessionmaker(twophase=True))

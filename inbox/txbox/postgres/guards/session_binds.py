@@ -29,11 +29,11 @@ def bind_to(session: Session, target: Connection | Engine) -> None:
     Args:
         session: one that has not begun.
         target: the connection, or the engine of which it opens one. Engines that ``execution_options`` has made of
-            that engine are the same.
+            that engine are the same, unless their ``schema_translate_map`` is another.
 
     Raises:
         InvalidConfiguration: it prepares transactions in two phases. Later, from the session's own methods: it was
-            about to open a connection of another engine.
+            about to open a connection of another engine, or one for other schemas.
     """
     if session.twophase:
         raise InvalidConfiguration(f"the session {_TWO_PHASES}")
@@ -43,6 +43,7 @@ def bind_to(session: Session, target: Connection | Engine) -> None:
     def get_bind(*args: Any, **named: Any) -> Engine | Connection:
         chosen: Engine | Connection = choose(*args, **named)
         if chosen.engine.pool is target.engine.pool:
+            _refuse_other_schemas(target, chosen)
             return target
         raise InvalidConfiguration(
             f"the session has an engine of its own, {chosen.engine!r}, whose transactions do not commit with those of "
@@ -50,6 +51,16 @@ def bind_to(session: Session, target: Connection | Engine) -> None:
         )
 
     own.get_bind = get_bind
+
+
+def _refuse_other_schemas(target: Connection | Engine, chosen: Connection | Engine) -> None:
+    """Refuse an engine whose classes are in other schemas than over the target, where effects would go astray."""
+    maps = [one.get_execution_options().get("schema_translate_map") or {} for one in (target, chosen)]
+    if maps[0] != maps[1]:
+        raise InvalidConfiguration(
+            f"the session has an engine with the schema_translate_map {maps[1]!r}, and txbox works with {maps[0]!r}: "
+            "make the session and txbox's engine with one map, or name the schemas in the classes"
+        )
 
 
 def bind_to_own(session: Session, name: str) -> Connection | Engine:
