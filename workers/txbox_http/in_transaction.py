@@ -288,6 +288,21 @@ class SessionWork:
         except Exception:  # noqa: BLE001 - a thread may be at work with the session itself; nothing is left to undo
             _log.warning("a request's session could not be closed: its connection is given up", exc_info=True)
             self._abandon_all()
+            return
+        for connection in self._connections:
+            if not (connection.closed or connection.invalidated):  # the host's, who goes on with it
+                self._release(connection)
+
+    def _release(self, connection: Connection) -> None:
+        """Leave a connection that the host has bound the session to as it was."""
+        self._users.detach(connection)
+        for name, listener in (
+            ("commit", self._commit_below),
+            ("before_cursor_execute", self._refuse_commit_as_sql),
+            ("before_cursor_execute", self._refuse_after_end),
+        ):
+            if event.contains(connection, name, listener):
+                event.remove(connection, name, listener)
 
     def _abandon_all(self) -> None:
         for connection in self._connections:

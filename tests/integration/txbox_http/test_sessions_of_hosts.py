@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, insert
+from sqlalchemy import Connection, Engine, event, func, insert, select
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
@@ -181,3 +181,33 @@ def test_a_session_of_a_hosts_connection_leaves_that_free_to_commit(
             transaction.commit()
     assert business.applied() == {"tea": 1}
     assert business.recorded() == ({key} if key else set())
+
+
+@pytest.mark.parametrize("key", ["k1", None])
+def test_a_hosts_connection_serves_several_requests_and_then_the_host(
+    engine: Engine, schema_url: str, business: Business, key: str | None
+) -> None:
+    host = Host(schema_url, "sync")
+    with engine.connect() as connection, connection.begin() as transaction:
+        with host.serving(sessionmaker(connection, join_transaction_mode="create_savepoint")) as send:
+            assert send("a statement", key) == 201
+            assert connection.execute(select(func.count()).select_from(Effect)).scalar() == 1
+            with pytest.raises(KeyError):
+                send("no such use", key and "k2")
+            assert send("an entity", key and "k3") == 201
+        transaction.commit()
+    assert business.applied() == {"tea": 2}
+    assert business.recorded() == ({"k1", "k3"} if key else set())
+
+
+def test_a_request_that_fails_leaves_a_hosts_connection_free_to_commit(
+    engine: Engine, schema_url: str, business: Business
+) -> None:
+    host = Host(schema_url, "sync")
+    with engine.connect() as connection:
+        with host.serving(sessionmaker(connection)) as send, pytest.raises(KeyError):
+            send("no such use", "k1")
+        add(connection)
+        connection.commit()
+    assert business.applied() == {"added": 1}
+    assert business.recorded() == set()

@@ -45,6 +45,10 @@ class ConnectionUsers:
         """Note from now on what a connection is used for; its engine is one that ``watch`` was given."""
         connection.execution_options(**{_USERS: self})
 
+    def detach(self, connection: Connection) -> None:
+        """Have a connection, which is open and its owner goes on with, used by whoever may, after the end too."""
+        connection.execution_options(**{_USERS: None})
+
     def end(self) -> bool:
         """Refuse whatever comes after this, but for what this thread or task does itself.
 
