@@ -160,9 +160,11 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
                 pgconn.send_query_prepared(statement.name, step.values)
             asked.append((statement, False))
         pgconn.pipeline_sync()
-        answers = _waited(driver.wait(_answers(pgconn)))
-        if not driver.closed:
-            pgconn.exit_pipeline_mode()
+        try:
+            answers = _waited(driver.wait(_answers(pgconn)))
+        finally:  # also if it is cancelled: psycopg has the server stop then, and reads what it says to the end
+            if not driver.closed:
+                _leave_pipeline(pgconn)
     results: list[Any] = []
     for answer, (statement, is_parse) in zip(answers, asked, strict=False):  # after an error that closes it, some lack
         if answer.status not in _DONE:
@@ -177,6 +179,14 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
         elif prepared is not None:
             prepared.add(statement.name)
     return results
+
+
+def _leave_pipeline(pgconn: Any) -> None:
+    """Leave pipeline mode, in which psycopg's own statements fail, or wait for ever; close what cannot leave it."""
+    try:
+        pgconn.exit_pipeline_mode()
+    except psycopg.OperationalError:  # answers were not read
+        pgconn.finish()
 
 
 def _encoded(step: Step, encoding: str) -> Step:
