@@ -3,7 +3,8 @@
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ipaddress import IPv4Network
 
 from txbox.extras import needs
 
@@ -33,7 +34,18 @@ def serve(app: ASGIApp, listener: socket.socket, *, trusted_proxies: Sequence[st
         forwarded_allow_ips=None if trusted_proxies is None else list(trusted_proxies),
         timeout_graceful_shutdown=STOP_SECONDS,
     )
+    config.forwarded_allow_ips = _as_sockets_say(config.forwarded_allow_ips)
     _Server(config).run(sockets=[listener])
+
+
+def _as_sockets_say(trusted: Sequence[str] | str) -> list[str]:
+    """Add what addresses and networks of IPv4 are called by a socket of IPv6 that has both: ``::ffff:192.0.2.1``."""
+    found = [one.strip() for one in (trusted.split(",") if isinstance(trusted, str) else trusted)]
+    for one in list(found):
+        with suppress(ValueError):  # no address: uvicorn compares it as a text
+            network = IPv4Network(one)
+            found.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
+    return found
 
 
 class _Server(uvicorn.Server):

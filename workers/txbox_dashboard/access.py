@@ -81,7 +81,8 @@ class Sessions:
         self._ended: dict[bytes, int] = {}
         """When the sessions that were signed out would have run out, by their signatures."""
         self._ended_until = 0
-        """Sessions that run out by then are refused: some of them were signed out, and are not remembered any more."""
+        """Sessions that run out by then are refused, also if the clock is set back: some of them were signed out, and
+        are not remembered any more."""
 
     def admits(self, token: str) -> bool:
         """Whether this is the dashboard's token; it takes as long for any text."""
@@ -106,6 +107,7 @@ class Sessions:
         if found is None:
             return
         now = time.time()
+        self._ended_until = max([self._ended_until, *(until for until in self._ended.values() if until < now)])
         self._ended = {signature: until for signature, until in self._ended.items() if until >= now}
         self._ended[found.signature] = found.until
         if len(self._ended) > ENDED_SESSIONS:

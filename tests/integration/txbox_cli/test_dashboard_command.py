@@ -52,6 +52,27 @@ def test_a_cookie_is_secure_behind_a_tls_proxy_that_is_named(schema_url: str, pr
     assert ("--trusted-proxy 127.0.0.1" in said) is not named
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="one socket for both families needs IPv6")
+@pytest.mark.parametrize("options", [(), ("--trusted-proxy", "127.0.0.0/8")])
+def test_a_proxy_is_known_by_its_address_on_a_socket_for_both_families_too(
+    schema_url: str, options: tuple[str, ...]
+) -> None:
+    environment = {"TXBOX_DATABASE_URL": schema_url, "TXBOX_DASHBOARD_TOKEN": "correct horse battery staple"}
+    with Running("dashboard", "--host", "::", "--port", "0", *options, env=environment) as running:
+        running.says("Ctrl-C stops")
+        port = re.search(r"http://\[::\]:(\d+)", "".join(running.out))
+        assert port
+        forwarded = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port[1]}", trust_env=False, headers=forwarded) as client:
+            assert client.post("/sign-in", data={"name": "a", "token": "wrong"}).status_code == 403
+            form = {"name": "anna", "token": environment["TXBOX_DASHBOARD_TOKEN"]}
+            cookie = client.post("/sign-in", data=form).headers["set-cookie"].lower()
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+    assert "; secure" in cookie
+    assert "it came from 203.0.113.9" in "".join(running.err)
+
+
 def test_what_cannot_be_served_is_one_line(txbox: Txbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

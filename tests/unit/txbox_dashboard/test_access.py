@@ -1,5 +1,7 @@
 """Sessions, and where a request comes from."""
 
+import time
+
 import pytest
 
 from txbox_dashboard import access
@@ -68,6 +70,20 @@ def test_sessions_that_were_signed_out_take_a_bounded_memory_and_none_comes_back
     assert [sessions.read(cookie) for cookie in cookies[:7]] == [None] * 7
     assert sessions.read(cookies[7]) is not None
     assert len(sessions._ended) <= 3
+
+
+def test_a_session_that_was_signed_out_does_not_come_back_with_a_clock_that_is_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = time.time()
+    sessions = Sessions(TOKEN)
+    ended = sessions.cookie("anna")
+    sessions.end(ended)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: now + 2 * access.SESSION_SECONDS)
+        sessions.end(sessions.cookie("ben"))
+        assert len(sessions._ended) == 1, "what has run out is not remembered"
+    assert sessions.read(ended) is None
 
 
 @pytest.mark.parametrize(("token", "admitted"), [(TOKEN, True), ("", False), (f"{TOKEN} ", False), ("é", False)])

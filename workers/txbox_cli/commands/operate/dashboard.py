@@ -126,6 +126,7 @@ def _listening(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen()  # before the address is printed: who reads it may connect
         except OSError:
             listener.close()
             raise
