@@ -2,9 +2,12 @@
 
 import pytest
 from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
+from starlette.testclient import TestClient
 
-from support.postgres.tcp_proxy import CountingProxy
+from support.postgres.tcp_proxy import CountingProxy, TcpProxy
 from support.web.service import buy, served, service
+from support.workers.business import Business
 
 HANDLER = 2
 """The statements of the service's handler."""
@@ -41,3 +44,21 @@ def test_the_guard_costs_no_round_trip_over_psycopg(schema_url: str, style: str,
                     trips(None, f"b{number}"),
                 )
     assert counts == (HANDLER + WITH_KEY[style], REPEATED[style], HANDLER + WITHOUT_KEY[style])
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+@pytest.mark.parametrize("key", ["k1", None])
+def test_of_a_connection_that_was_lost_the_error_says_so_and_its_pool_keeps_none(
+    schema_url: str, business: Business, style: str, key: str | None
+) -> None:
+    url = make_url(schema_url)
+    with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
+        through = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+        with TestClient(service(through, f"{style} dependency", required=False)) as client:
+            assert buy(client, key, "tea").status_code == 201
+            assert proxy.cut() == 1
+            with pytest.raises(DBAPIError) as raised:
+                buy(client, key and "k2", "coffee")
+            assert raised.value.connection_invalidated
+            assert buy(client, key and "k2", "coffee").status_code == 201
+    assert business.applied() == {"tea": 1, "coffee": 1}

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from support.web.service import engine_for
 from support.workers.business import Business
 from support.workers.mapped import Base, Effect
-from txbox import Inbox, InvalidConfiguration
+from txbox import Inbox, InvalidConfiguration, TransactionEnded
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
 
 STYLES = ["sync", "async", "asyncpg"]
@@ -38,6 +38,15 @@ def add(connection: Connection) -> None:
 
 def listen(session: Session) -> None:
     event.listen(session.connection(), "commit", add)
+
+
+def roll_back(session: Session) -> None:
+    session.execute(EFFECT)
+    session.rollback()
+    session.execute(EFFECT)
+
+
+MORE_USES = {"a listener": listen, "a rollback": roll_back}
 
 
 def make(style: str, *engines: Any, session: type[Session] = Session, **options: Any) -> Any:
@@ -85,7 +94,7 @@ class Host:
         once = Idempotency(InTransaction(sessions, Inbox("billing")), caller=everyone, required=False)
 
         async def endpoint(request: Request) -> Response:
-            session, use = once.current(request), (USES | {"a listener": listen})[request.query_params["use"]]
+            session, use = once.current(request), (USES | MORE_USES)[request.query_params["use"]]
             await (run_in_threadpool(use, session) if self.style == "sync" else session.run_sync(use))
             return Response(status_code=201)
 
@@ -165,6 +174,17 @@ def test_what_a_host_adds_before_a_commit_commits_with_the_request(
         event.listen(getattr(host.engine, "sync_engine", host.engine), "commit", add)
         assert send("a statement", key and "k2") == 201
     assert business.applied() == {"tea": 1, "added": 2}
+
+
+def test_what_comes_after_a_rollback_commits_only_where_no_record_was_rolled_back(
+    host: Host, business: Business
+) -> None:
+    with host.serving(make(host.style, host.engine)) as send:
+        with pytest.raises(TransactionEnded):
+            send("a rollback", "k1")
+        assert (business.applied(), business.recorded()) == ({}, set())
+        assert send("a rollback", None) == 201
+    assert business.applied() == {"tea": 1}
 
 
 @pytest.mark.parametrize("key", ["k1", None])

@@ -176,7 +176,12 @@ def _errors_of_sqlalchemy(connection: Connection) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        connection._handle_dbapi_exception(error, None, None, None, None)  # noqa: SLF001 - no other way
+        is_told = connection.invalidated  # by ``_tell_pool``
+        try:
+            connection._handle_dbapi_exception(error, None, None, None, None)  # noqa: SLF001 - no other way
+        except DBAPIError as raised:
+            raised.connection_invalidated |= is_told
+            raise
 
 
 def add_guard(connection: Connection) -> None:
