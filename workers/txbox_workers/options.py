@@ -20,7 +20,7 @@ from txbox.leases import LEASE_SECONDS, Ledger
 from txbox.leases.lease import valid_lease_seconds
 from txbox.leases.ledger import require_ledger
 from txbox.postgres.engines import adopt
-from txbox.postgres.guards.session_binds import refuse_two_phases
+from txbox.postgres.guards.session_binds import refuse_other_schemas, refuse_two_phases
 from txbox.tracing import NO_TRACING, Tracing
 from txbox_workers.handlers import BatchHandler, Handler, SessionFactory, refuse_unfit
 from txbox_workers.message_arguments import MessageArguments, message_arguments, takes_both
@@ -190,6 +190,8 @@ class ValidOptions:
             ".dead_letters is for a ledger alone; with an inbox, dead letters are kept in the inbox's schema",
         )
         refuse_two_phases(self.session_factory, f"{self.of}.session_factory")
+        if self.engine is not None:
+            refuse_other_schemas(self.session_factory, self.engine, f"{self.of}.session_factory")
         given_effects = [one for one in (self.handler, self.batch_handler, self.effect) if one is not None]
         self._require(len(given_effects) == 1, " needs one of handler, batch_handler and effect")
         self._require(

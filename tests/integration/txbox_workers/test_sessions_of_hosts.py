@@ -112,6 +112,14 @@ def test_of_the_engine_of_the_worker_for_another_schema_they_are_refused(engine:
     assert business.recorded() == {"c"}
 
 
+def test_a_factory_for_another_schema_than_the_engines_is_refused_before_a_message_is_taken(engine: Engine) -> None:
+    tenant = engine.execution_options(schema_translate_map={None: "tenant"})
+    with pytest.raises(InvalidConfiguration, match=r"session_factory .*schema_translate_map"):
+        make(MemorySource([]), engine, use, session_factory=sessionmaker(tenant))
+    for factory in (sessionmaker(tenant), sessionmaker(engine)):
+        make(MemorySource([]), tenant, use, session_factory=factory)
+
+
 def test_two_phases_are_refused_before_a_message_is_taken(engine: Engine) -> None:
     with pytest.raises(InvalidConfiguration, match="session_factory has twophase"):
         make(MemorySource([]), engine, use, session_factory=sessionmaker(twophase=True))

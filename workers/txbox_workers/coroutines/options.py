@@ -13,7 +13,7 @@ from txbox.effects import SqlEffect
 from txbox.instrumentation import Hook
 from txbox.leases import Ledger
 from txbox.leases.ledger import require_ledger
-from txbox.postgres.guards.session_binds import refuse_two_phases
+from txbox.postgres.guards.session_binds import refuse_other_schemas, refuse_two_phases
 from txbox.tracing import Tracing
 from txbox_workers.coroutines.handlers import as_function, session_factory
 from txbox_workers.coroutines.thread_calls import ThreadCalls
@@ -128,6 +128,7 @@ def for_functions(of: str, options_type: type, options: Mapping[str, Any]) -> di
         given["engine"] = _sync_engine(of, engine, concurrency)
         make = given.pop("session_factory", AsyncSession)
         refuse_two_phases(make, f"{of}.session_factory")
+        refuse_other_schemas(make, engine, f"{of}.session_factory")
         given["session_factory"] = session_factory(engine, make)
     return given
 

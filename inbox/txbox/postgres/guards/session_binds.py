@@ -20,6 +20,17 @@ def refuse_two_phases(factory: object, name: str) -> None:
         raise InvalidConfiguration(f"{name} {_TWO_PHASES}")
 
 
+def refuse_other_schemas(factory: object, engine: Any, name: str) -> None:
+    """Raise ``InvalidConfiguration`` for a sessionmaker of an engine whose ``schema_translate_map`` ours does not have.
+
+    Its sessions are given our connection, over which their effects would go to other schemas. Both engines may be those
+    of coroutines; ``name`` is the sessionmaker's own.
+    """
+    own = _schemas_of(getattr(factory, "kw", {}).get("bind"))
+    if own:
+        _refuse_other_schemas(name, own, _schemas_of(engine))
+
+
 def bind_to(session: Session, target: Connection | Engine) -> None:
     """Have a session work on one connection wherever it would open one of the same engine, and refuse to open others.
 
@@ -43,7 +54,7 @@ def bind_to(session: Session, target: Connection | Engine) -> None:
     def get_bind(*args: Any, **named: Any) -> Engine | Connection:
         chosen: Engine | Connection = choose(*args, **named)
         if chosen.engine.pool is target.engine.pool:
-            _refuse_other_schemas(target, chosen)
+            _refuse_other_schemas("the session", _schemas_of(chosen), _schemas_of(target))
             return target
         raise InvalidConfiguration(
             f"the session has an engine of its own, {chosen.engine!r}, whose transactions do not commit with those of "
@@ -51,16 +62,6 @@ def bind_to(session: Session, target: Connection | Engine) -> None:
         )
 
     own.get_bind = get_bind
-
-
-def _refuse_other_schemas(target: Connection | Engine, chosen: Connection | Engine) -> None:
-    """Refuse an engine whose classes are in other schemas than over the target, where effects would go astray."""
-    maps = [one.get_execution_options().get("schema_translate_map") or {} for one in (target, chosen)]
-    if maps[0] != maps[1]:
-        raise InvalidConfiguration(
-            f"the session has an engine with the schema_translate_map {maps[1]!r}, and txbox works with {maps[0]!r}: "
-            "make the session and txbox's engine with one map, or name the schemas in the classes"
-        )
 
 
 def bind_to_own(session: Session, name: str) -> Connection | Engine:
@@ -87,6 +88,18 @@ def bind_to_own(session: Session, name: str) -> Connection | Engine:
         target = session.bind = next(iter(engines.values())).engine
     bind_to(session, target)
     return target
+
+
+def _schemas_of(bind: Any) -> Mapping[Any, Any]:
+    return {} if bind is None else bind.get_execution_options().get("schema_translate_map") or {}
+
+
+def _refuse_other_schemas(name: str, own: Mapping[Any, Any], ours: Mapping[Any, Any]) -> None:
+    if own != ours:
+        raise InvalidConfiguration(
+            f"{name} has an engine with the schema_translate_map {own!r}, and txbox works with {ours!r}: make "
+            "sessions and txbox's engine with one map, or name the schemas in the classes"
+        )
 
 
 def keep_to(session: Session, connection: Connection) -> None:

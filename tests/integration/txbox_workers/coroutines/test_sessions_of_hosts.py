@@ -58,12 +58,16 @@ def test_they_work_in_the_transaction_of_the_worker_or_not_at_all(
     assert business.rows("SELECT error FROM dead_letter WHERE message_id = 'elsewhere'")[0].count("engine of its own")
 
 
-def test_two_phases_are_refused(async_engine: Engines) -> None:
+def test_two_phases_and_other_schemas_are_refused(async_engine: Engines) -> None:
     async def handle(session: AsyncSession, message: Message) -> None: ...
 
     async def run() -> None:
         async with async_engine() as engine:
             with pytest.raises(InvalidConfiguration, match="session_factory has twophase"):
                 make(MemorySource([]), engine, handle, session_factory=async_sessionmaker(twophase=True))
+            tenant = engine.execution_options(schema_translate_map={None: "tenant"})
+            with pytest.raises(InvalidConfiguration, match=r"session_factory .*schema_translate_map"):
+                make(MemorySource([]), engine, handle, session_factory=async_sessionmaker(tenant))
+            make(MemorySource([]), tenant, handle, session_factory=async_sessionmaker(tenant))
 
     asyncio.run(run())
