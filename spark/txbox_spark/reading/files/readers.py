@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from txbox_spark.reading.columns import CORRUPT_RECORD, quoted
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.files.charsets import Charset, EncodingError, charset_named
-from txbox_spark.reading.files.csv_headers import Header, as_pattern, files_by_first_line
+from txbox_spark.reading.files.csv_headers import Header, as_pattern, files_by_header
 from txbox_spark.reading.files.csv_records import (
     CSV_LINE,
     as_text,
@@ -67,16 +67,18 @@ def read(
     Raises:
         SourceError, EncodingError: they cannot be read so.
     """
+    # Theirs may be written in capitals: of one option, only one is kept.
+    defaults = {name: value for name, value in _DEFAULTS[format_].items() if _option(options, name.lower()) is None}
     if format_ == "parquet":
         if encoding is not None:
             raise SourceError("an encoding is for CSV and JSON: texts in Parquet are UTF-8")
-        return _read_parquet(spark, paths, {**_DEFAULTS[format_], **options}, columns)
+        return _read_parquet(spark, paths, {**defaults, **options}, columns)
     if encoding is None:
         encoding = _option(options, *_ENCODING_OPTIONS)
     charset = charset_named(spark, "UTF-8" if encoding is None else encoding)
     theirs = {name: value for name, value in options.items() if name.lower() not in _ENCODING_OPTIONS}
     read_as = _read_csv if format_ == "csv" else _read_json
-    return read_as(spark, paths, {**_DEFAULTS[format_], **theirs}, columns, charset)
+    return read_as(spark, paths, {**defaults, **theirs}, columns, charset)
 
 
 def _read_parquet(
@@ -194,10 +196,15 @@ def _csv_headers(
     """Return the different headers of files of CSV, the first file's first; none if nothing is in the files."""
     alone = {**given, **FILES_ALONE, "header": "false", "inferSchema": "false"}
     null = _option(given, "nullvalue") or ""
-    groups = files_by_first_line(spark, listing(spark, paths, given))
+    quote, comment = _option(given, "quote"), _option(given, "comment") or ""
+    marks = {
+        "quote": ('"' if quote is None else quote).encode(charset.codec, "ignore"),
+        "comment": comment.encode(charset.codec, "ignore"),
+    }
+    groups = files_by_header(spark, listing(spark, paths, given), **marks)
     headers = []
-    for group in groups:
-        of = paths if len(groups) == 1 else [as_pattern(group[0][0])]
+    for begin, group in groups.items():
+        of = [as_pattern(group[0][0])] if begin else paths
         tokens = _load(spark, "csv", of, alone, None).head()
         if tokens is None:
             continue

@@ -65,6 +65,35 @@ class TestCsv:
             {"event_id": "p-2", "prix": "ü", "store": "008"},
         ]
 
+    def test_files_without_a_header_beside_two_orders(self, spark: SparkSession, write: Write) -> None:
+        first = write("a.csv", "\n\n")
+        write("b.csv", "\ufeff")
+        write("c.csv.gz", "")
+        write("d.csv", "# by hand\nevent_id,n\n1,x\n")
+        write("e.csv", "\n# by hand\nn,event_id\ny,2\n")
+        write("f.csv", '"n","event_id"\nz,3\n')
+        found = rows(read_events(spark, [str(Path(first).parent)], options={"Header": "TRUE", "comment": "#"}))
+        assert found == [{"event_id": key, "n": n} for key, n in (("1", "x"), ("2", "y"), ("3", "z"))]
+
+    def test_a_damaged_file_that_is_passed_over_takes_no_other_with_it(
+        self, spark: SparkSession, write: Write, tmp_path: Path
+    ) -> None:
+        (tmp_path / "a.csv.gz").write_bytes(b"damaged")
+        write("b.csv", "event_id,n\n1,x\n")
+        write("c.csv", "n,event_id\ny,2\n")
+        found = rows(read_events(spark, [str(tmp_path)], options={"ignoreCorruptFiles": "true"}))
+        assert found == [{"event_id": "1", "n": "x"}, {"event_id": "2", "n": "y"}]
+
+    def test_another_order_behind_a_name_with_a_line_break(self, spark: SparkSession, write: Write) -> None:
+        paths = [
+            write("1.csv", '"in\ntwo",event_id,n\na,1,x\n'),
+            write("2.csv", '"in\ntwo",n,event_id\nb,y,2\n'),
+        ]
+        assert rows(read_events(spark, paths)) == [
+            {"in\ntwo": "a", "event_id": "1", "n": "x"},
+            {"in\ntwo": "b", "event_id": "2", "n": "y"},
+        ]
+
     def test_headers_that_do_not_do_are_refused_with_the_file_and_the_names(
         self, spark: SparkSession, write: Write
     ) -> None:
@@ -75,6 +104,9 @@ class TestCsv:
         )
         refused(spark, [write("3.csv", "event_id,,\np,5,6\n")], r"3\.csv has two columns without a name; name them")
         refused(spark, [write("4.csv", ",_c0,event_id\n0,1,p\n")], r"4\.csv has two columns named _c0")
+        refused(
+            spark, [write("7.csv", "_corrupt_record,event_id\na,p\n")], r"7\.csv has a column _corrupt_record, which"
+        )
         more = write("5.csv", "event_id,cents,note\np-2,5,a\n")
         refused(spark, [plain, more], r"5\.csv has the column note, which .*0\.csv does not have: its")
         without = write("6.csv", "p-2,7\n")
@@ -101,7 +133,8 @@ class TestParquet:
     @pytest.fixture
     def put(self, tmp_path: Path) -> Callable[..., str]:
         def put(name: str, **columns: Any) -> str:
-            parquet.write_table(pyarrow.table(columns), str(path := tmp_path / name))
+            (path := tmp_path / name).parent.mkdir(exist_ok=True)
+            parquet.write_table(pyarrow.table(columns), str(path))
             return str(path)
 
         return put
@@ -127,14 +160,26 @@ class TestParquet:
         refused(spark, [finer], "column at has a time with nanoseconds, which no timestamp of Postgres holds; write")
         kept = read_events(spark, [finer], schema="event_id string, at bigint")
         assert rows(kept) == [{"event_id": "1", "at": NANOSECONDS + 1}]
-        numbers = put("4.parquet", event_id=["4"], at=[5])
-        refused(spark, [paths[0], numbers], "column at is a time of nanoseconds in one file, and another type in")
+        said = "column at is a time of nanoseconds in one file, and another type in"
+        refused(spark, [paths[0], put("4.parquet", event_id=["4"], at=[5])], said)
+        micros = pyarrow.array([5], pyarrow.timestamp("us"))
+        refused(spark, [paths[0], put("6.parquet", event_id=["6"], at=micros)], said)
+        named = read_events(spark, [put("7.parquet", event_id=["7"], **{"at (UTC)": times(*start)})])
+        assert dict(named.dtypes)["at (UTC)"] == "timestamp_ntz"
         nested = put(
             "5.parquet",
             event_id=["5"],
             one=pyarrow.array([{"at": NANOSECONDS}], pyarrow.struct({"at": "timestamp[ns]"})),
         )
         refused(spark, [nested], "column one holds times of nanoseconds within; write")
+
+    def test_widths_in_folders_with_names_that_are_patterns(self, spark: SparkSession, put: Callable[..., str]) -> None:
+        first = put("k=ü %/[1].parquet", event_id=["1"], n=pyarrow.array([1], "int8"))
+        put("k={a,b}/{2}.parquet", event_id=["2"], n=pyarrow.array([2**40], "int64"))
+        assert rows(read_events(spark, [str(Path(first).parent.parent)])) == [
+            {"event_id": "1", "n": 1, "k": "ü %"},
+            {"event_id": "2", "n": 2**40, "k": "{a,b}"},
+        ]
 
     def test_whole_numbers_of_several_widths(self, spark: SparkSession, put: Callable[..., str]) -> None:
         paths = [

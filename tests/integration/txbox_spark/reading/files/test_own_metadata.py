@@ -66,3 +66,11 @@ def test_of_a_folder_s_name_too(spark: SparkSession, tmp_path: Path, name: str, 
     (folder / name).write_text(content)
     found = loaded(spark, str(tmp_path), {})
     assert found == {"a": ("7", None), None: ("7", f"file:{folder}/{name}")}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin1"])
+def test_of_files_with_their_columns_in_another_order(spark: SparkSession, tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "1.csv").write_bytes("id,_metadata\na,é\n,y\n".encode(encoding))
+    (tmp_path / "2.csv").write_bytes("_metadata,id\nz,b\n".encode(encoding))
+    found = loaded(spark, str(tmp_path), {"encoding": encoding})
+    assert found == {"a": ("é", None), "b": ("z", None), None: ("y", f"file:{tmp_path}/1.csv")}
