@@ -4,6 +4,7 @@ Spark finds one type for all numbers of a column. One that no decimal holds, bec
 floating-point numbers of the others, too: 9007199254740993 becomes 9007199254740992.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import cast
@@ -28,7 +29,7 @@ def exact_columns(
     Args:
         spark: the session.
         found: finds the columns, with options of Spark's reader.
-        load: reads the events with columns.
+        load: reads the events with columns, some of numbers as text, with all their digits.
         given: options of Spark's reader.
 
     Raises:
@@ -53,6 +54,22 @@ def exact_columns(
                     f"--fields '{field.name} text', or a schema"
                 )
     return columns
+
+
+def with_texts_of_numbers(texts: DataFrame, given: Mapping[str, str], columns: StructType) -> DataFrame:
+    """Parse JSON, and have each number as a text, with all its digits.
+
+    Of the JSON in a column, Spark has only what Java makes of a fraction. So quotes are put around every number first.
+
+    Args:
+        texts: lines, or documents, in their only column of JSON, ``value``.
+        given: options of Spark's reader.
+        columns: what is parsed, numbers as text.
+    """
+    quoted_numbers = sql.regexp_replace("value", _UP_TO_NUMBER, '$1"$2"')
+    # As one of several records, because a line or a document may have them in an array.
+    records = sql.from_json(quoted_numbers, types.ArrayType(columns), dict(given))
+    return texts.select(sql.explode(records).alias("record")).select("record.*")
 
 
 def _has_floats(type_: DataType) -> bool:
@@ -113,7 +130,7 @@ def _changed(type_: DataType, value: Column) -> Column | None:
             # 15 digits come back from a floating-point number as they were, if it is neither too large nor too small.
             digits, number = _digits(value), value.try_cast("double")
             is_other = digits != _digits(number.cast("string"))
-            at_end = (number == 0) | (sql.abs(number) == sql.lit(float("inf")))
+            at_end = (sql.abs(number) < sql.lit(sys.float_info.min)) | (sql.abs(number) == sql.lit(float("inf")))
             return sql.rlike(value, sql.lit("^-?[0-9]")) & is_other & ((sql.length(digits) > 15) | at_end)
     return None
 
@@ -126,3 +143,7 @@ def _digits(number: Column) -> Column:
 _NEGATIVE_SCALES = {"spark.sql.legacy.allowNegativeScaleOfDecimal": "true"}
 """1.5e3 is 15 hundreds to Spark, and without this setting the columns cannot be found."""
 _MOST_DIGITS = 38
+_UP_TO_NUMBER = (
+    r"""\G((?:[^"'\d-]|-(?!\d)|"[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+')*+)(-?\d[\d.eE+-]*+)"""
+)
+"""What comes between two numbers of JSON, texts as a whole, and the number; nothing is gone through twice."""

@@ -99,7 +99,8 @@ def with_times(frame: DataFrame, nanoseconds: Mapping[str, bool]) -> DataFrame:
 _REMEDY = "write the files with microseconds, in pandas to_parquet(…, coerce_timestamps='us')"
 _NANOSECONDS = "TIMESTAMP(NANOS"
 _FIELD = re.compile(
-    r"^  (?! )\w+ (\S+) (.+?)(?: \((?:TIMESTAMP\(NANOS,(true|false)\)|[A-Z_]+.*)\))?(?: = \d+)?(?:;| \{)$"
+    r"^  (?! )\w+ (\S+) (.+?)"
+    r"(?: \((?:TIMESTAMP\(NANOS,(true|false)\)|[A-Z_0-9]+(?:\([^()]*\))?)\))?(?: = \d+)?(?:;| \{)$"
 )
 """A column as Parquet writes it, not what is within: ``  optional int64 at (TIMESTAMP(NANOS,false));``."""
 _WIDTHS = {"byte": 1, "short": 2, "integer": 4, "long": 8}

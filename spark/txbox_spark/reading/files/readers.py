@@ -35,7 +35,7 @@ from txbox_spark.reading.files.encodings import (
 )
 from txbox_spark.reading.files.file_listing import CHOOSING_FILES, described, file_of, listing
 from txbox_spark.reading.files.folder_columns import FILES_ALONE, folder_columns, json_keys_among, refuse_in_both
-from txbox_spark.reading.files.json_numbers import exact_columns
+from txbox_spark.reading.files.json_numbers import exact_columns, with_texts_of_numbers
 from txbox_spark.reading.files.json_values import has_more, refuse_more
 from txbox_spark.reading.files.parquet_columns import (
     NANOSECONDS_AS_NUMBERS,
@@ -96,7 +96,9 @@ def _read_parquet(
             try:
                 in_files = _load(spark, "parquet", paths, alone, None).columns
             except spark_errors():  # the files' types conflict, which the schema settles
-                each = [_load(spark, "parquet", [unquote(file)], alone, None) for file in frame.inputFiles()]
+                each = [
+                    _load(spark, "parquet", [as_pattern(unquote(file))], alone, None) for file in frame.inputFiles()
+                ]
                 in_files = [name for one in each for name in one.columns]
         refuse_in_both(folders, in_files, described(paths))
     return frame
@@ -111,12 +113,13 @@ def _read_unlike_parquet(
     with changed_settings(spark, NANOSECONDS_AS_NUMBERS):
         try:
             columns = _load(spark, "parquet", paths, given, None).schema
-        except spark_errors():
+        except spark_errors() as unlike:
+            error = unlike
             alone = {**given, **FILES_ALONE}
             columns = widest(_load(spark, "parquet", [as_pattern(file)], alone, None).schema for file in files)
+    nanoseconds = nanosecond_columns(spark, files)
     if columns is None:
         raise error
-    nanoseconds = nanosecond_columns(spark, files)
     frame = _load(spark, "parquet", paths, given, columns)
     return with_times(frame, nanoseconds) if nanoseconds else frame
 
@@ -268,18 +271,20 @@ def _read_json(
         keys = json_keys_among(sql.col(LINE), folders, given)
         found_keys = decoded_lines(lines, charset).select(sql.explode(keys).alias(LINE)).head()
         refuse_in_both(folders, () if found_keys is None else found_keys, described(paths))
+    texts = partial(with_texts_of_numbers, decoded_lines(lines, charset), given)
     if as_usual or whole:
         given = {**given, "encoding": charset.name} if whole and not charset.is_utf8 else given
         load = partial(_load, spark, "json", paths)
         if columns is None:
-            columns = exact_columns(spark, lambda options: load(options, None).schema, partial(load, given), given)
+            exact = partial(load, given) if charset.is_utf8 else texts
+            columns = exact_columns(spark, lambda options: load(options, None).schema, exact, given)
         frame = load(given, _with_corrupt_record(columns))
         return _read_whole(checked_documents(frame, lines, charset) if whole else frame)
     if columns is None:
         columns = exact_columns(
             spark,
             lambda options: json_columns(lines, charset, options),
-            partial(json_records, lines, charset, given),
+            texts,
             given,
         )
     return _read_whole(json_records(lines, charset, given, _with_corrupt_record(columns)))

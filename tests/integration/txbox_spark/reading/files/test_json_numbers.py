@@ -36,10 +36,20 @@ def test_rows_that_would_change_each_other_are_refused(
         assert [row.n for row in kept.orderBy("id").collect()] == [other, value]
 
 
-def test_digits_behind_the_point_count(spark: SparkSession, write: Callable[..., str]) -> None:
-    path = write("events.jsonl", '{"n": 12345678901234567.89}\n{"n": 1e-300}\n')
+@pytest.mark.parametrize("options", [{}, {"encoding": "latin1"}, {"encoding": "latin1", "multiLine": "true"}])
+@pytest.mark.parametrize(
+    "values",
+    [("-12345678901234567.89", "1e-300"), ("1E400", "1"), ("[-1.2345e-320]", "[0.5]")],
+    ids=["many", "large", "small"],
+)
+def test_digits_behind_the_point_count(
+    spark: SparkSession, write: Callable[..., str], values: tuple[str, str], options: dict[str, str]
+) -> None:
+    lines = [f'{{"\u00e9": "\\" 7, -8", "n": {value}}}' for value in values]
+    text = f"[{','.join(lines)}]" if "multiLine" in options else "\n".join(lines)
+    path = write("events.json", text.encode(options.get("encoding", "utf-8")))
     with pytest.raises(SourceError, match=r"column n .*would change"):
-        read_events(spark, [path])
+        read_events(spark, [path], options=options)
 
 
 @pytest.mark.parametrize(

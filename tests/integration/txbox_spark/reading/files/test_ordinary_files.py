@@ -67,7 +67,6 @@ class TestCsv:
 
     def test_files_without_a_header_beside_two_orders(self, spark: SparkSession, write: Write) -> None:
         first = write("a.csv", "\n\n")
-        write("b.csv", "\ufeff")
         write("c.csv.gz", "")
         write("d.csv", "# by hand\nevent_id,n\n1,x\n")
         write("e.csv", "\n# by hand\nn,event_id\ny,2\n")
