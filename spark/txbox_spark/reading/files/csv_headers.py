@@ -111,7 +111,7 @@ def files_by_header(
     with ThreadPoolExecutor(_THREADS) as pool:
         begins = list(pool.map(_begin(spark), [path for path, _ in found]))
     groups: dict[bytes, list[tuple[str, str]]] = {}
-    without = []
+    without: list[tuple[str, str]] = []
     for begin, file in zip(begins, found, strict=True):
         line = cast("re.Match[bytes]", header.match(begin))[1]
         (groups.setdefault(line, []) if line else without).append(file)
