@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from support.together.world import World
 from txbox.horizon import age_judge
+from txbox.maintenance import retention, tasks
 
 SECONDS = float(os.environ.get("TXBOX_TOGETHER_SECONDS", "5"))
 """How long each world lasts."""
@@ -27,7 +28,10 @@ LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 def test_nothing_is_lost_doubled_or_both_parked_and_processed(
     engine: Engine, schema_url: str, rotating: bool, ordered: bool, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(age_judge, "OLD_AFTER", timedelta())  # the horizon is seconds away, not the least of an hour
+    # The horizon is seconds away, not the least of an hour.
+    monkeypatch.setattr(age_judge, "OLD_AFTER", timedelta())
+    monkeypatch.setattr(retention, "MIN_WINDOW", timedelta())
+    monkeypatch.setattr(tasks, "SLACK", timedelta())
     seed = int(os.environ.get("TXBOX_TOGETHER_SEED") or random.randrange(2**32))
     world = World(schema_url, engine, seed=seed, level=level, rotating=rotating, ordered=ordered)
     world.run(SECONDS)

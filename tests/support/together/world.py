@@ -1,9 +1,9 @@
 """Features together: what users and operators do at once, at random from a seed, and the promises asked afterwards.
 
 Workers of both kinds, a relay and a service over HTTP share one inbox, by sessions with ``binds``, over drivers with
-loaders of the host's. Threads of the test publish, deliver again,
-import, redrive, discard, rotate, forget, load in bulk, call what leases guard, and end sessions, each as its lots say.
-What has to be true then is computed from what was sent, and from tables that refuse nothing.
+loaders of the host's. Threads of the test publish, deliver again, import, redrive, discard, rotate, forget, sweep, load
+in bulk, call what leases guard, and end sessions, each as its lots say. What has to be true then is computed from what
+was sent, and from tables that refuse nothing.
 """
 
 import asyncio
@@ -53,6 +53,7 @@ from txbox import (
 from txbox.coroutines import AsyncOutbox
 from txbox.dead_letters.letter import Reason
 from txbox.leases import Lease, PostgresLedger, idempotent
+from txbox.maintenance import Maintainer, Retention
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.outbox.message_ids import new_message_id
 from txbox.postgres.sqlstates import is_outage, is_retryable
@@ -115,6 +116,7 @@ class World:
         self._chunks = 0
         self._chunk_lock = threading.Lock()  # what is loaded has no time: it is not to be older than the horizon
         self._horizon = 0.0
+        self._given_up: set[str] = set()
         if rotating:
             assert InboxConversion(engine).forward()
 
@@ -149,7 +151,7 @@ class World:
             unsent = set(connection.exec_driver_sql("SELECT message_id FROM outbox_message").scalars())
         waits = {one.message_id for one in letters if one.waits}
         parked = {one.message_id for one in letters if one.waits and one.reason != "expired"}
-        given_up = {one.message_id for one in letters if one.discarded}
+        given_up = {one.message_id for one in letters if one.discarded} | self._given_up
         broken = [
             f"{one} was applied {times} times, by {self._business.rows(ROADS.format(one))}"
             for one, times in effects.items()
@@ -164,7 +166,8 @@ class World:
         broken += [f"there is a receipt of {one}, and no effect" for one in self.receipts - by_workers]
         if not self.rotating:
             recorded = self._business.recorded()
-            broken += [f"{one} has an effect and no row" for one in effects.keys() - recorded]
+            kept = {one for one in effects if _made_at(one) > self._horizon}
+            broken += [f"{one} has an effect and no row" for one in kept - recorded]
             broken += [f"{one} has a row and no effect" for one in recorded - effects.keys()]
         if self.ordered:
             numbers = {one: number for number, one in enumerate(self.sent)}
@@ -183,6 +186,7 @@ class World:
             self._discard: 3,
             self._call_with_lease: 10,
             self._end_a_session: 2,
+            self._sweep: 3,
         }
         if self.rotating:
             actions |= {self._rotate: 4, self._forget: 1}
@@ -249,7 +253,9 @@ class World:
         self._letters.redrive(letter.dead_letter_id or 0, send)
 
     def _discard(self, lots: random.Random) -> None:
-        self._letters.discard(self._letter(lots).dead_letter_id or 0, note="nobody wants it")
+        letter = self._letter(lots)
+        self._given_up.add(letter.message_id)  # if it is, its letter may be swept
+        self._letters.discard(letter.dead_letter_id or 0, note="nobody wants it")
 
     def _import(self, lots: random.Random) -> None:
         (message,) = messages(self._one(lots))
@@ -314,6 +320,18 @@ class World:
                 )
             generations = Generations(self._ours)
             generations.forget(settled=generations.settle(seconds=5), slack=timedelta(), tries=3)
+
+    def _sweep(self, _: random.Random) -> None:
+        """Remove what is too old, as a maintainer does; the ids of a rotating inbox go with their generation."""
+        ended = timedelta(seconds=1)
+        window = {} if self.rotating else {"billing": timedelta(seconds=REPEATED_SECONDS)}
+        retention = Retention(window, results=ended, responses=ended, letters=ended, operations=ended)
+        with self._chunk_lock:
+            try:
+                Maintainer(self._ours, retention, force=True, budget_ms_per_second=1_000).run_once()
+            finally:
+                if not self.rotating:  # the horizon is not later than that
+                    self._horizon = time.time() - REPEATED_SECONDS
 
     def _end_a_session(self, _: random.Random) -> None:
         with self._engine.begin() as connection:
