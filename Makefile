@@ -166,7 +166,7 @@ test-unit: $(VENV)/.dev-ready ## Run the unit tests
 	@$(BIN)/pytest -q -n $(PROCESSES) --durations=10 --durations-min=1 tests/unit $(TESTS)
 
 .PHONY: mutations
-mutations: $(VENV)/.dev-ready ## Break the code in 139 ways and see a test go red for each (MUTATIONS='--road relay')
+mutations: $(VENV)/.dev-ready ## Break the code in 140 ways and see a test go red for each (MUTATIONS='--road relay')
 	@$(BIN)/python tests/mutations/run.py $(MUTATIONS)
 
 .PHONY: lint
