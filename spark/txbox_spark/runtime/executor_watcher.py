@@ -147,14 +147,13 @@ def missing_executors(context: Any) -> str:
     cores = conf.get("spark.executor.cores")
     number = conf.get("spark.executor.instances")
     executors = "executors" if number is None else f"{number} executors"
-    size = f"{memory} MiB of memory and {'all cores of a worker' if cores is None else f'{cores} cores'} each"
     master = str(context.master)
-    if not master.startswith("spark://"):
-        size = size.replace("all cores of a worker", "1 core")
-        return (
-            f"asked for {executors} of {size}; look at {master} for why it starts none, what it offers is unknown here"
-        )
-    return f"asked for {executors} of {size}; {_offer(context, master, memory, int(cores or 1))}"
+    has_workers = master.startswith("spark://")
+    unsaid = "all cores of a worker" if has_workers else "1 core"
+    asked = f"asked for {executors} of {memory} MiB of memory and {unsaid if cores is None else f'{cores} cores'} each"
+    if not has_workers:
+        return f"{asked}; look at {master} for why it starts none, what it offers is unknown here"
+    return f"{asked}; {_offer(context, master, memory, int(cores or 1))}"
 
 
 def _offer(context: Any, master: str, memory: int, cores: int) -> str:

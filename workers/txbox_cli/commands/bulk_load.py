@@ -209,6 +209,7 @@ def bulk_load(
     from txbox_spark.reading.row_order import is_known
     from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
 
+    bound = executor_seconds or EXECUTOR_SECONDS
     if writer not in WRITERS:
         raise UsageError(f"--writer must be one of {', '.join(WRITERS)}, not {writer!r}")
     if not is_known(keep):
@@ -245,7 +246,7 @@ def bulk_load(
                 schema=fields if mapped is None else None,
                 fields=mapped,
                 message_id=message_id,
-                executor_seconds=executor_seconds or EXECUTOR_SECONDS,
+                executor_seconds=bound,
             )
             report = load(
                 frame,
@@ -260,17 +261,11 @@ def bulk_load(
                 parallelism=parallelism,
                 chunk_rows=chunk_rows or CHUNK_ROWS,
                 lock_seconds=lock_seconds or LOCK_SECONDS,
-                source=source
-                or source_of(
-                    session,
-                    events.paths,
-                    options=events.options,
-                    executor_seconds=executor_seconds or EXECUTOR_SECONDS,
-                ),
+                source=source or source_of(session, events.paths, options=events.options, executor_seconds=bound),
                 on_progress=show,
                 stalled_seconds=stalled_seconds or STALLED_SECONDS,
                 effects_seconds=effects_seconds or EFFECTS_SECONDS,
-                executor_seconds=executor_seconds or EXECUTOR_SECONDS,
+                executor_seconds=bound,
                 force=force,
                 sent_at=sent_at,
                 apply_expired=apply_expired,

@@ -161,9 +161,8 @@ def _read_csv(
     decimals = {} if _option(given, "locale") is not None else decimals_of(columns)
     texts = as_text(columns, decimals)
     marked: dict[str, bool] = {}
-    if (
-        as_bytes and charset.is_utf8 and _is_on(given, "multiLine")
-    ):  # where Spark cuts lines itself, it removes the mark
+    # Where Spark cuts lines itself, it removes the mark.
+    if as_bytes and charset.is_utf8 and _is_on(given, "multiLine"):
         marked = with_mark(spark, listing(spark, paths, given))
         if any(marked.values()) and not _is_on(given, "header"):
             raise SourceError(

@@ -20,31 +20,16 @@ from support.spark.cluster_loads import (
     failed_tasks,
     holding_gate,
     open_gate,
-    opened,
     python_without,
     request,
     rows,
     speculated,
     wait_in_the_merge,
 )
-from support.spark.spark_cluster import HOSTS, Cluster, client_of, executor_of, host_of, spark_cluster
+from support.spark.spark_cluster import HOSTS, Cluster, client_of, executor_of, host_of
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with spark_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def engine(fresh_database: str) -> Iterator[Engine]:
-    """An engine on a database of the test's own, since event triggers are of a whole database."""
-    engine = opened(fresh_database)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -18,30 +18,16 @@ from support.spark.cluster_loads import (
     ROWS,
     at_the_gate,
     holding_gate,
-    opened,
     rows,
     wait_in_the_merge,
 )
 from support.spark.short_life import SHORT_LIFE
-from support.spark.spark_cluster import HOSTS, Cluster, processes_of, spark_cluster
+from support.spark.spark_cluster import HOSTS, Cluster, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 BOUND = 20
 """How long the loads wait for an executor: a little longer than until they say so."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with spark_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def engine(fresh_database: str) -> Iterator[Engine]:
-    engine = opened(fresh_database)
-    yield engine
-    engine.dispose()
 
 
 @contextmanager
