@@ -113,6 +113,16 @@ def held_rows() -> str:
     )
 
 
+def held_suspect() -> str:
+    """Return which of the held events with these ids has the longest values that a text quotes, if it quotes any."""
+    values = "jsonb_each_text(to_jsonb(held)) WHERE strpos(%(quoted)s, value) > 0"
+    return (
+        f"SELECT {MESSAGE_ID} FROM (SELECT {MESSAGE_ID}, (SELECT sum(length(value)) FROM {values}) AS characters "  # noqa: S608 - names of ours
+        f"FROM {HELD_EVENT} AS held WHERE {MESSAGE_ID} = ANY(%(message_ids)s)) AS held "
+        f"WHERE characters > 0 ORDER BY characters DESC, {MESSAGE_ID} LIMIT 1"
+    )
+
+
 def drop_refused() -> str:
     """Leave no event in ``fresh_event`` that was refused, and return the ids of those that were there."""
     return f"DELETE FROM {FRESH_EVENT} WHERE {MESSAGE_ID} = ANY(%(message_ids)s) RETURNING {MESSAGE_ID}"  # noqa: S608

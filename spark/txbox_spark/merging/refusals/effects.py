@@ -4,10 +4,12 @@
 
     all of a chunk fails ── none ─┬─ fails, too: it is the statements
                                   └─ 1, 2, 4, … events ─┬─ applied: good, and stay for the parts that follow
-                                                        └─ fails ── halves ── … ── one event: refused; the next part
-                                                                    has as many as were good before it
+                                                        └─ fails ── suspect, halves ── … ── one event: refused; the
+                                                                    next part has as many as were good before it
 
-That takes about log2(n / k) parts for each of k refused events of n, and one for each where most are refused.
+The suspect is the event whose values Postgres quotes in its error. Where it is the first that is refused, three parts
+find it: all, those before it, and it alone. Where it is not, or nothing is quoted, halves find the first; so each of k
+refused events of n takes about log2(n / k) parts at most, and one where most are refused.
 
 The search holds no locks for long. What it applies is rolled back after ``TURN_SECONDS``; then the good events are
 applied again, in one statement, and it goes on behind them. A turn takes as long as applying the good events did, if
@@ -27,12 +29,21 @@ TRUNCATE makes new files and new rows of the catalog, which every later statemen
 import time
 from collections.abc import Callable, Sequence
 
+import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.postgres.sqlstates import sqlstate
 from txbox_spark.merging.effects.effect_runner import ApplyFailed
-from txbox_spark.merging.fresh_event import FRESH_EVENT, fill_from_held, fill_good, held_ids, held_rows, hold_fresh
+from txbox_spark.merging.fresh_event import (
+    FRESH_EVENT,
+    fill_from_held,
+    fill_good,
+    held_ids,
+    held_rows,
+    held_suspect,
+    hold_fresh,
+)
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.rejects.remarks import RejectedRow
 from txbox_spark.runtime.explanations import ABOUT_DATA
@@ -134,12 +145,14 @@ class _Search:
             if error is None:
                 at, size = end, 2 * size
                 continue
+            suspect = self._suspect(ids, at, end, error)
             while end - at > 1:
-                middle = (at + end) // 2
-                if (of_half := self._try(ids[at:middle])) is None:
-                    at, error = middle, None  # the other half fails, most likely
+                first = max(suspect, at + 1)  # those before the suspect, and then it alone
+                middle = first if at <= suspect < end else (at + end) // 2
+                if (of_part := self._try(ids[at:middle])) is None:
+                    at, error = middle, None  # the others fail, most likely
                 else:
-                    end, error = middle, of_half
+                    end, error = middle, of_part
             size = max(1, at - began)
             if (error := error or self._try(ids[at:end])) is not None:
                 self.refused[ids[at]] = str(error.why if isinstance(error, ApplyFailed) else error)
@@ -166,6 +179,17 @@ class _Search:
         for message_id in ids:
             self.refused.pop(message_id, None)
         return None
+
+    def _suspect(self, ids: Sequence[str], at: int, end: int, error: ApplyFailed | DBAPIError) -> int:
+        """Return which of these events has most of what Postgres quotes in the error; -1: none, or there is but one."""
+        cause = error.__cause__ if isinstance(error, ApplyFailed) else error
+        orig = cause.orig if isinstance(cause, DBAPIError) else cause
+        if end - at == 1 or not isinstance(orig, psycopg.Error):
+            return -1
+        quoted = f"{orig.diag.message_primary} {orig.diag.message_detail}"
+        values = {"message_ids": list(ids[at:end]), "quoted": quoted}
+        found = self._connection.exec_driver_sql(held_suspect(), values).scalar()
+        return -1 if found is None else ids.index(found, at, end)
 
     def _applied(self, ids: Sequence[str]) -> ApplyFailed | DBAPIError | None:
         """Apply events in a savepoint, which stays; return the error if it is about them."""

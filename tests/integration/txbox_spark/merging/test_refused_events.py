@@ -86,6 +86,23 @@ def test_the_tries_grow_with_the_refused_events(
     assert books.rows("SELECT rows_rejected FROM bulk_load_chunk") == [(refused,)]
 
 
+@pytest.mark.parametrize(("quoted", "most"), [("NEW.account_id", 65), ("'nothing'", 110), ("'e0999'", 110)])
+def test_what_postgres_quotes_leads_to_the_event(
+    engine: Engine, books: Books, monkeypatch: pytest.MonkeyPatch, quoted: str, most: int
+) -> None:
+    """It quotes the event that it refuses, none, or another one: then the search takes longer, and finds the same."""
+    monkeypatch.setattr(effects, "TURN_SECONDS", 600.0)
+    books.run(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN RAISE check_violation USING MESSAGE = 'no ' || {quoted}; END$$",
+        "CREATE TRIGGER refuse BEFORE INSERT ON effect FOR EACH ROW WHEN (NEW.account_id %% 100 = 7) "
+        "EXECUTE FUNCTION refuse()",
+    )
+    assert merge(engine, books, 1000, f"SELECT nextval('tries'); {APPLY}") == 990
+    assert applied(books) == [number for number in range(1000) if number % 100 != 7]
+    assert books.rows("SELECT last_value FROM tries WHERE last_value > %s", most) == []
+
+
 @pytest.mark.parametrize("good", ["account_id = 19", "account_id = 7"])
 def test_good_events_behind_many_refused_ones_are_applied(
     engine: Engine, books: Books, monkeypatch: pytest.MonkeyPatch, good: str
