@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from support.spark.cluster_loads import (
 )
 from support.spark.short_life import SHORT_LIFE
 from support.spark.spark_cluster import HOSTS, Cluster, processes_of
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -82,6 +84,19 @@ def test_more_memory_than_a_worker_has_is_said_and_ends_the_load(
         rf"Spark has no executor since 1\d s, .*{re.escape(missing)}; the job ends after {BOUND} s", notice
     )
     assert re.fullmatch(rf"txbox: Spark has had no executor for 2\d s: {re.escape(missing)}", last)
+    assert rows(engine, "SELECT FROM bulk_load") == []
+
+
+def test_an_interrupt_while_no_executor_comes_ends_the_load_in_one_line(
+    cluster: Cluster, engine: Engine, fresh_database: str, tmp_path: Path
+) -> None:
+    said = tmp_path / "stderr"
+    with loading(cluster, fresh_database, tmp_path, "4g") as command:
+        wait_until(lambda: "Spark has no executor since " in said.read_text(), "the command says so", timeout=90)
+        os.killpg(command.pid, signal.SIGINT)  # as a terminal does, to Spark's JVM too
+        assert command.wait(20) == 130
+    _, _, after = said.read_text().partition("Spark has no executor since ")
+    assert after.splitlines()[1:] == ["txbox: interrupted"]
     assert rows(engine, "SELECT FROM bulk_load") == []
 
 
