@@ -40,13 +40,14 @@ def upgrade_database(
         database: the URL of a Postgres database, or an engine.
         schema: the schema of the tables, created if it does not exist; None: the connection's search path.
         prefix: put before the name of every table, index and constraint.
-        to: the version to reach, 1 to LATEST; at or above it nothing happens.
+        to: the version to reach, BASELINE (10) to LATEST; at or above it nothing happens.
 
     Returns:
         The version before and after.
 
     Raises:
-        MigrationError: another alembic history manages the tables, a version is unknown, or the prefix is too long.
+        MigrationError: another alembic history manages the tables, they are of before the baseline, a version is
+            unknown, or the prefix is too long.
         sqlalchemy.exc.SQLAlchemyError: the database cannot be reached, or refuses.
     """
     require_version("to", to, lowest=1)
@@ -63,7 +64,7 @@ def downgrade_database(
         database: the URL of a Postgres database, or an engine.
         schema: the schema of the tables, which stays; None: the connection's search path.
         prefix: the prefix of every name.
-        to: the version to reach, 0 (no tables, no version table) to LATEST.
+        to: the version to reach, up to LATEST; 0: no tables, no version table.
 
     Returns:
         The version before and after.
@@ -129,6 +130,8 @@ def _run(
         with _ALEMBIC:
             try:
                 change(config, revision)
+            except MigrationError:
+                raise
             except CommandError as error:
                 if "not a valid downgrade target" in str(error):
                     below = f"the tables are below version {revision}, so they cannot be taken down to it"

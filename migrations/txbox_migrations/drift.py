@@ -18,7 +18,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from txbox.postgres.engines import require_server
 from txbox.postgres.transactions import refuse_autocommit
 from txbox.schema import TABLE_NAMES, VIEW_NAME, is_generation, tables
-from txbox_migrations.version_mark import require_prefix
+from txbox_migrations.version_mark import refuse_before_baseline, require_prefix
 
 
 class Severity(StrEnum):
@@ -174,7 +174,7 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
     Raises:
         NotInTransaction: the connection is in autocommit mode.
         InvalidConfiguration: the database is not UTF-8.
-        MigrationError: the prefix is too long.
+        MigrationError: the prefix is too long, or the tables are of before the baseline.
     """
     require_prefix(prefix)
     refuse_autocommit(connection)
@@ -182,6 +182,7 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
     names = [f"{prefix}{name}" for name in TABLE_NAMES]
     transaction = connection.begin_nested() if connection.in_transaction() else connection.begin()
     try:
+        refuse_before_baseline(connection, schema=schema, prefix=prefix)
         # Before the temporary tables are there: on the search path those come first.
         live = _find_tables(connection, _FIND_TABLES, {"names": names, "schema": schema})
         for table in tables("pg_temp", prefix).metadata.sorted_tables:  # without their comments, which are not compared

@@ -16,8 +16,8 @@ from sqlalchemy.schema import CreateSchema, DropTable
 from txbox.postgres.engines import require_server
 from txbox.schema import TABLE_NAMES
 from txbox_migrations.errors import MigrationError
-from txbox_migrations.steps import LATEST
-from txbox_migrations.version_mark import current_version
+from txbox_migrations.steps import BASELINE, LATEST
+from txbox_migrations.version_mark import before_baseline, current_version
 
 VERSION_TABLE: Final = "txbox_version"
 """Where our alembic history keeps its revision, in the schema of our tables; the prefix goes before it."""
@@ -52,7 +52,8 @@ def run_online(connection: Connection, *, schema: str | None, prefix: str) -> Ve
         The version before and after.
 
     Raises:
-        MigrationError: another alembic history manages the tables, or they were made by a newer release.
+        MigrationError: another alembic history manages the tables, or they were made by a newer release, or are of
+            before the baseline.
         InvalidConfiguration: the database is not UTF-8.
     """
     require_server(connection)
@@ -100,8 +101,11 @@ def run_offline(*, schema: str | None, prefix: str) -> None:
 
 
 def _recorded_version(migration: MigrationContext) -> int:
-    """Read the version table; 0 when it is not there, or empty."""
-    return int(migration.get_current_revision() or 0)
+    """Read the version table, and refuse a version of before the baseline; 0 when it is not there, or empty."""
+    recorded = int(migration.get_current_revision() or 0)
+    if 0 < recorded < BASELINE:
+        raise before_baseline(f"{migration.version_table} says", recorded)
+    return recorded
 
 
 def _require_ours(recorded: int, connection: Connection, schema: str | None, prefix: str) -> None:

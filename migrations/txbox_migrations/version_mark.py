@@ -15,7 +15,7 @@ from sqlalchemy.schema import SetColumnComment, SetConstraintComment
 
 from txbox.schema import prefix_problem
 from txbox_migrations.errors import MigrationError
-from txbox_migrations.steps import LATEST
+from txbox_migrations.steps import BASELINE, LATEST, LIFTED_BY
 
 _MARK: Final = re.compile(r"txbox schema (\d+)")
 
@@ -46,19 +46,18 @@ def current_version(connection: Connection, *, schema: str | None = None, prefix
         The number of the last step that was run; 0 when there is no inbox.
 
     Raises:
-        MigrationError: the inbox has no mark, or the mark of a release newer than this one.
+        MigrationError: the inbox has no mark, or one of a release newer than this one, or of before the baseline.
     """
     table = f"{prefix}processed_message"
     found = _find(connection, schema, prefix)
     if found is None:
         return 0
-    mark = _MARK.fullmatch(found.mark or "")
-    if mark is None:
+    version = _version(found, table)
+    if version is None:
         raise MigrationError(
             f"table {found.schema}.{table} exists, but its primary key has no comment 'txbox schema N' to say its "
             "version; if it is ours, pass since=N, the last step it has had"
         )
-    version = int(mark[1])
     if version > LATEST:
         raise MigrationError(
             f"table {found.schema}.{table} is at version {version}, and this release of txbox knows versions up to "
@@ -67,8 +66,22 @@ def current_version(connection: Connection, *, schema: str | None = None, prefix
     return version
 
 
+def refuse_before_baseline(connection: Connection, *, schema: str | None, prefix: str) -> None:
+    """Refuse tables whose mark is of before the baseline, by raising MigrationError."""
+    if (found := _find(connection, schema, prefix)) is not None:
+        _version(found, f"{prefix}processed_message")
+
+
+def before_baseline(what: str, version: int) -> MigrationError:
+    """Make the error about tables that only an earlier commit can lift."""
+    return MigrationError(
+        f"{what} version {version}, and this release of txbox goes on from version {BASELINE}; bring the tables to it "
+        f"with txbox of commit {LIFTED_BY} first"
+    )
+
+
 def write_version(op: Operations, version: int, *, schema: str | None, prefix: str) -> None:
-    """Mark the inbox as being at a version, 1 or higher. A script for a person to run is for one that is one table."""
+    """Mark the inbox as being at a version above 0. A script for a person to run is for one that is one table."""
     if not op.get_context().as_sql and (found := _find(op.get_bind(), schema, prefix)) is not None and found.rotates:
         column = sa.Column("generation", sa.Integer, comment=f"txbox schema {version}")
         sa.Table(f"{prefix}processed_message", sa.MetaData(), column, schema=schema)
@@ -88,6 +101,14 @@ def write_version(op: Operations, version: int, *, schema: str | None, prefix: s
     op.execute(SetConstraintComment(key))
 
 
+def _version(found: sa.Row[Any], table: str) -> int | None:
+    """Read the version from a mark, and refuse one of before the baseline; None: there is no mark."""
+    mark = _MARK.fullmatch(found.mark or "")
+    if mark is not None and int(mark[1]) < BASELINE:
+        raise before_baseline(f"table {found.schema}.{table} is at", int(mark[1]))
+    return int(mark[1]) if mark else None
+
+
 def _find(connection: Connection, schema: str | None, prefix: str) -> sa.Row[Any] | None:
     where = {"table": f"{prefix}processed_message", "schema": schema}
     return connection.execute(_READ_MARK, where).one_or_none()
@@ -101,5 +122,11 @@ def require_prefix(prefix: str) -> None:
 
 def require_version(argument: str, version: int, *, lowest: int = 0) -> None:
     """Refuse an argument that names no version of the tables, by raising MigrationError."""
+    if 0 < version < BASELINE:
+        raise MigrationError(
+            f"{argument}={version}: versions 1 to {BASELINE - 1} are of before the baseline, and only txbox of commit "
+            f"{LIFTED_BY} knows them; where a revision of yours names one, write {BASELINE}"
+        )
     if not lowest <= version <= LATEST:
-        raise MigrationError(f"{argument}={version}: this release of txbox knows versions {lowest} to {LATEST}")
+        known = f"{BASELINE} to {LATEST}" if lowest else f"0 (no tables) and {BASELINE} to {LATEST}"
+        raise MigrationError(f"{argument}={version}: this release of txbox knows versions {known}")

@@ -1,7 +1,9 @@
 """Empty databases: the tables are what is tested here."""
 
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import (
@@ -19,7 +21,10 @@ from sqlalchemy import (
     text,
 )
 
+import txbox_migrations
 from support.postgres.engines import NO_HSTORE
+from txbox_migrations import LATEST
+from txbox_migrations.steps import STEPS, Step
 
 
 @pytest.fixture
@@ -53,6 +58,40 @@ def connection(database_url: str) -> Iterator[Connection]:
         yield connection
         connection.rollback()
     engine.dispose()
+
+
+REVISION = """
+from alembic import op
+
+import txbox_migrations
+
+revision = "{next}"
+down_revision = "{last}"
+
+
+def upgrade(schema, prefix):
+    txbox_migrations.upgrade(op, to={next}, since={last}, schema=schema, prefix=prefix)
+
+
+def downgrade(schema, prefix):
+    txbox_migrations.downgrade(op, to={last}, since={next}, schema=schema, prefix=prefix)
+"""
+
+
+@pytest.fixture
+def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The number of a made-up version after the last one, that this release then knows: it adds a table ``made_up``."""
+    step = Step(
+        lambda op, schema, prefix: op.create_table(f"{prefix}made_up", Column("number", Integer), schema=schema),
+        lambda op, schema, prefix: op.drop_table(f"{prefix}made_up", schema=schema),
+    )
+    monkeypatch.setattr(txbox_migrations.runner, "STEPS", (*STEPS, step))
+    for module in ("runner", "version_mark", "environment", "database"):
+        monkeypatch.setattr(f"txbox_migrations.{module}.LATEST", LATEST + 1)
+    history = shutil.copytree(txbox_migrations.database._HISTORY, tmp_path / "history")
+    (history / "versions" / f"version_{LATEST + 1}.py").write_text(REVISION.format(last=LATEST, next=LATEST + 1))
+    monkeypatch.setattr(txbox_migrations.database, "_HISTORY", history)
+    return LATEST + 1
 
 
 @pytest.fixture

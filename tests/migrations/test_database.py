@@ -25,6 +25,7 @@ from txbox_migrations import (
     migration_sql,
     upgrade_database,
 )
+from txbox_migrations.steps import BASELINE
 
 PLACES = [(None, ""), ("Odd schema-%", "Odd%_")]
 LOCK = 0x7478626F78
@@ -48,22 +49,28 @@ def relations(engine: sa.Engine) -> list[str]:
 
 
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)
-def test_up_and_down_by_url(fresh_database: str, engine: sa.Engine, schema: str | None, prefix: str) -> None:
+def test_up_and_down_by_url(
+    fresh_database: str, engine: sa.Engine, next_version: int, schema: str | None, prefix: str
+) -> None:
     place: Place = {"schema": schema, "prefix": prefix}
-    assert upgrade_database(fresh_database, **place, to=1) == VersionChange(0, 1)
-    assert upgrade_database(fresh_database, **place) == VersionChange(1, LATEST)
-    assert upgrade_database(fresh_database, **place) == VersionChange(LATEST, LATEST)
-    assert upgrade_database(fresh_database, **place, to=1) == VersionChange(LATEST, LATEST)
+    assert upgrade_database(fresh_database, **place) == VersionChange(0, LATEST)
+    assert upgrade_database(fresh_database, **place, to=next_version) == VersionChange(LATEST, next_version)
+    assert upgrade_database(fresh_database, **place, to=next_version) == VersionChange(next_version, next_version)
+    assert upgrade_database(fresh_database, **place, to=LATEST) == VersionChange(next_version, next_version)
     with engine.connect() as connection:
         assert find_drift(connection, **place) == []
-        assert current_version(connection, **place) == LATEST
+        assert current_version(connection, **place) == next_version
     assert f"{prefix}txbox_version" in relations(engine)
-    assert downgrade_database(fresh_database, **place, to=1) == VersionChange(LATEST, 1)
-    assert downgrade_database(fresh_database, **place) == VersionChange(1, 0)
+    assert downgrade_database(fresh_database, **place, to=LATEST) == VersionChange(next_version, LATEST)
+    with pytest.raises(
+        MigrationError, match=rf"below version {next_version}, .*`txbox db upgrade --to {next_version}`"
+    ):
+        downgrade_database(fresh_database, **place, to=next_version)
+    assert downgrade_database(fresh_database, **place) == VersionChange(LATEST, 0)
     assert relations(engine) == []
     assert downgrade_database(fresh_database, **place) == VersionChange(0, 0)
     assert relations(engine) == []
-    assert upgrade_database(fresh_database, **place) == VersionChange(0, LATEST)
+    assert upgrade_database(fresh_database, **place, to=next_version) == VersionChange(0, next_version)
 
 
 @pytest.mark.parametrize("isolation_level", ["READ COMMITTED", "SERIALIZABLE", "AUTOCOMMIT"])
@@ -95,15 +102,15 @@ def test_the_hosts_history_is_not_touched(fresh_database: str, engine: sa.Engine
 
 
 @pytest.mark.parametrize("isolation_level", ["READ COMMITTED", "AUTOCOMMIT"])
-def test_a_failed_run_leaves_nothing(engine: sa.Engine, isolation_level: str) -> None:
+def test_a_run_that_fails_in_between_leaves_nothing(engine: sa.Engine, next_version: int, isolation_level: str) -> None:
     with engine.begin() as connection:
-        connection.execute(sa.text("CREATE SCHEMA billing CREATE VIEW dead_letter_parked_once AS SELECT 1"))
+        connection.execute(sa.text("CREATE SCHEMA billing CREATE VIEW made_up AS SELECT 1"))
     options = engine.execution_options(isolation_level=isolation_level)
     with pytest.raises(sa.exc.ProgrammingError, match="already exists"):
-        upgrade_database(options, schema="billing")
-    assert relations(engine) == ["dead_letter_parked_once"]
-    with pytest.raises(MigrationError, match=r"below version 1, .*`txbox db upgrade --to 1`"):
-        downgrade_database(options, schema="not_there", to=1)
+        upgrade_database(options, schema="billing", to=next_version)
+    assert relations(engine) == ["made_up"]
+    with pytest.raises(MigrationError, match=f"below version {LATEST}, .*`txbox db upgrade --to {LATEST}`"):
+        downgrade_database(options, schema="not_there", to=LATEST)
     with engine.connect() as connection:
         assert not sa.inspect(connection).has_schema("not_there")
 
@@ -131,7 +138,7 @@ def test_tables_managed_by_the_host_are_refused(fresh_database: str, engine: sa.
     with engine.begin() as connection:
         if schema:
             connection.execute(CreateSchema(schema))
-        txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), to=1, schema=schema)
+        txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), schema=schema)
     before = relations(engine)
     for run in (upgrade_database, downgrade_database):
         with pytest.raises(
@@ -141,12 +148,26 @@ def test_tables_managed_by_the_host_are_refused(fresh_database: str, engine: sa.
     assert relations(engine) == before
 
 
-def test_tables_moved_behind_our_back_are_refused(fresh_database: str, engine: sa.Engine) -> None:
-    upgrade_database(fresh_database, to=1)
+def test_tables_moved_behind_our_back_are_refused(fresh_database: str, engine: sa.Engine, next_version: int) -> None:
+    upgrade_database(fresh_database)
     with engine.begin() as connection:
-        txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), to=2)
-    with pytest.raises(MigrationError, match="says version 1, but the tables are at version 2"):
+        txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), to=next_version)
+    told = f"says version {LATEST}, but the tables are at version {next_version}"
+    with pytest.raises(MigrationError, match=told):
         upgrade_database(fresh_database)
+
+
+def test_a_database_of_before_the_baseline_is_refused_in_one_line_and_stays(
+    fresh_database: str, engine: sa.Engine
+) -> None:
+    upgrade_database(fresh_database)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE txbox_version SET version_num = '7'"))
+    before = relations(engine)
+    for run in (upgrade_database, downgrade_database):
+        with pytest.raises(MigrationError, match=r"^txbox_version says version 7, .* version 10; .*48c2fd12 first$"):
+            run(fresh_database)
+    assert relations(engine) == before
 
 
 def test_a_database_of_a_newer_release_is_refused(fresh_database: str, engine: sa.Engine) -> None:
@@ -158,8 +179,10 @@ def test_a_database_of_a_newer_release_is_refused(fresh_database: str, engine: s
 
 
 def test_an_unknown_version_is_refused(fresh_database: str) -> None:
-    with pytest.raises(MigrationError, match="to=0"):
+    with pytest.raises(MigrationError, match=f"to=0: .* {BASELINE} to {LATEST}$"):
         upgrade_database(fresh_database, to=0)
+    with pytest.raises(MigrationError, match=r"^to=9: .*48c2fd12"):
+        upgrade_database(fresh_database, to=9)
     with pytest.raises(MigrationError, match=f"to={LATEST + 1}"):
         upgrade_database(fresh_database, to=LATEST + 1)
     with pytest.raises(MigrationError, match="to=-1"):
@@ -227,6 +250,7 @@ def test_the_script_does_what_the_run_does(
     fresh_database: str,
     engine: sa.Engine,
     make_staging: Callable[..., list[str]],
+    next_version: int,
     schema: str | None,
     prefix: str,
 ) -> None:
@@ -237,19 +261,21 @@ def test_the_script_does_what_the_run_does(
             driver_connection: Any = connection.connection.dbapi_connection
             driver_connection.execute(script)
 
-    run(migration_sql(**place, to=1))
-    run(migration_sql(**place, since=1))
+    run(migration_sql(**place))
+    run(migration_sql(**place, since=LATEST, to=next_version))
     with engine.connect() as connection:
         assert find_drift(connection, **place) == []
-    assert upgrade_database(fresh_database, **place) == VersionChange(LATEST, LATEST)
+    assert upgrade_database(fresh_database, **place) == VersionChange(next_version, next_version)
     with engine.begin() as connection:
         make_staging(connection, schema, prefix)
-    run(migration_sql(**place, since=LATEST, to=0))
+    run(migration_sql(**place, since=next_version, to=0))
     assert relations(engine) == []
 
 
 def test_a_script_for_nothing_is_refused() -> None:
     with pytest.raises(MigrationError, match="nothing to do"):
-        migration_sql(since=1, to=1)
+        migration_sql(since=0, to=0)
     with pytest.raises(MigrationError, match=f"since={LATEST}"):
         migration_sql(since=LATEST)
+    with pytest.raises(MigrationError, match=r"^since=9: .*48c2fd12"):
+        migration_sql(since=9)

@@ -1,6 +1,7 @@
-"""The steps, run one by one through alembic's operations: the host's door."""
+"""The steps, and a made-up one after them, run one by one through alembic's operations: the host's door."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import sqlalchemy as sa
@@ -10,9 +11,9 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.schema import CreateSchema
 
 import txbox_migrations
-from txbox.postgres.sql import quoted, unescaped
 from txbox.schema import tables
 from txbox_migrations import LATEST, MigrationError, current_version, find_drift
+from txbox_migrations.steps import BASELINE
 
 PLACES = [(None, ""), ('Odd "a:b"-%', "Odd%_")]
 
@@ -59,28 +60,22 @@ def test_steps_and_metadata_agree_for_alembic_comments_included(connection: sa.C
 
 
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)
-def test_each_step_goes_up_and_down_and_up_again(connection: sa.Connection, schema: str | None, prefix: str) -> None:
+def test_each_step_goes_up_and_down_and_up_again(
+    connection: sa.Connection, next_version: int, schema: str | None, prefix: str
+) -> None:
     if schema:
         connection.execute(CreateSchema(schema))
     op = operations(connection)
     below = snapshot(connection)
-    for version in range(1, LATEST + 1):
+    for before, version in pairwise((0, *range(BASELINE, next_version + 1))):
         txbox_migrations.upgrade(op, to=version, schema=schema, prefix=prefix)
         above = snapshot(connection)
         assert above != below, version
-        txbox_migrations.downgrade(op, to=version - 1, schema=schema, prefix=prefix)
+        txbox_migrations.downgrade(op, to=before, schema=schema, prefix=prefix)
         assert snapshot(connection) == below, version
         txbox_migrations.upgrade(op, to=version, schema=schema, prefix=prefix)
         assert snapshot(connection) == above, version
         below = above
-
-
-def test_downgrade_to_nothing_leaves_nothing(connection: sa.Connection) -> None:
-    before = snapshot(connection)
-    txbox_migrations.upgrade(operations(connection))
-    assert len(snapshot(connection)) > len(before)
-    txbox_migrations.downgrade(operations(connection))
-    assert snapshot(connection) == before
 
 
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)
@@ -90,16 +85,15 @@ def test_staging_tables_go_with_the_ledger_and_those_of_another_place_stay(
     connection.execute(CreateSchema("else where"))
     if schema:
         connection.execute(CreateSchema(schema))
-    txbox_migrations.upgrade(operations(connection), to=2, schema=schema, prefix=prefix)
     make_staging(connection, schema, f"{prefix}other_")
     txbox_migrations.upgrade(operations(connection), schema="else where", prefix=prefix)
     make_staging(connection, "else where", prefix)
     for name in ("bulk_load_staging_area", "bulk_load_archive_0123456789ab_1"):
         sa.Table(f"{prefix}{name}", sa.MetaData(), schema=schema).create(connection)
     before = snapshot(connection)
-    txbox_migrations.upgrade(operations(connection), to=3, schema=schema, prefix=prefix)
+    txbox_migrations.upgrade(operations(connection), schema=schema, prefix=prefix)
     make_staging(connection, schema, prefix)
-    txbox_migrations.downgrade(operations(connection), to=2, schema=schema, prefix=prefix)
+    txbox_migrations.downgrade(operations(connection), schema=schema, prefix=prefix)
     assert snapshot(connection) == before
 
 
@@ -115,22 +109,22 @@ def test_a_prefix_may_have_characters_that_mean_something_to_sql(
     assert snapshot(connection) == before
 
 
-def test_steps_that_are_there_already_are_skipped(connection: sa.Connection) -> None:
+def test_steps_that_are_there_already_are_skipped(connection: sa.Connection, next_version: int) -> None:
     op = operations(connection)
-    txbox_migrations.upgrade(op, to=2)
-    txbox_migrations.upgrade(op, to=1)
-    assert current_version(connection) == 2
-    txbox_migrations.downgrade(op, to=1)
-    txbox_migrations.downgrade(op, to=2)
-    assert current_version(connection) == 1
+    txbox_migrations.upgrade(op, to=next_version)
+    txbox_migrations.upgrade(op, to=LATEST)
+    assert current_version(connection) == next_version
+    txbox_migrations.downgrade(op, to=LATEST)
+    txbox_migrations.downgrade(op, to=next_version)
+    assert current_version(connection) == LATEST
 
 
-def test_two_places_in_one_database_have_versions_of_their_own(connection: sa.Connection) -> None:
+def test_two_places_in_one_database_have_versions_of_their_own(connection: sa.Connection, next_version: int) -> None:
     op = operations(connection)
-    txbox_migrations.upgrade(op, to=1)
-    txbox_migrations.upgrade(op, to=2, prefix="other_")
-    assert current_version(connection) == 1
-    assert current_version(connection, prefix="other_") == 2
+    txbox_migrations.upgrade(op, to=LATEST)
+    txbox_migrations.upgrade(op, to=next_version, prefix="other_")
+    assert current_version(connection) == LATEST
+    assert current_version(connection, prefix="other_") == next_version
 
 
 def test_without_a_schema_the_search_path_decides(connection: sa.Connection) -> None:
@@ -144,12 +138,45 @@ def test_without_a_schema_the_search_path_decides(connection: sa.Connection) -> 
     assert current_version(connection) == 0
 
 
-def test_since_overrides_the_mark(connection: sa.Connection) -> None:
+def test_since_overrides_the_mark(connection: sa.Connection, next_version: int) -> None:
     tables().metadata.create_all(connection)
     with pytest.raises(MigrationError, match=r"processed_message exists.*pass since=N"):
         txbox_migrations.upgrade(operations(connection))
-    txbox_migrations.downgrade(operations(connection), to=1, since=LATEST)
-    assert current_version(connection) == 1
+    txbox_migrations.upgrade(operations(connection), to=next_version, since=LATEST)
+    assert current_version(connection) == next_version
+
+
+def test_tables_of_before_the_baseline_are_refused_in_one_line_and_stay(connection: sa.Connection) -> None:
+    tables().metadata.create_all(connection)
+    mark = "COMMENT ON CONSTRAINT processed_message_pkey ON processed_message IS 'txbox schema {}'"
+    connection.execute(sa.text(mark.format(BASELINE - 1)))
+    before = snapshot(connection)
+    op = operations(connection)
+    for run in (
+        lambda: txbox_migrations.upgrade(op),
+        lambda: txbox_migrations.downgrade(op),
+        lambda: current_version(connection),
+        lambda: find_drift(connection),
+    ):
+        with pytest.raises(MigrationError, match=r"^table \S+\.processed_message is at version 9, .*48c2fd12 first$"):
+            run()
+    assert snapshot(connection) == before
+    connection.execute(sa.text(mark.format(BASELINE)))  # what they are once that commit has lifted them
+    txbox_migrations.upgrade(op)
+    assert current_version(connection) == BASELINE
+    assert find_drift(connection) == []
+
+
+@pytest.mark.parametrize("version", [1, BASELINE - 1])
+def test_a_revision_that_names_a_version_of_before_the_baseline_is_told_what_to_write(
+    connection: sa.Connection, version: int
+) -> None:
+    op = operations(connection)
+    for run in (txbox_migrations.upgrade, txbox_migrations.downgrade):
+        with pytest.raises(MigrationError, match=rf"^to={version}: .* 48c2fd12 .* write {BASELINE}$"):
+            run(op, to=version)
+        with pytest.raises(MigrationError, match=f"^since={version}: "):
+            run(op, since=version)
 
 
 def test_tables_of_a_newer_release_are_refused(connection: sa.Connection) -> None:
@@ -168,22 +195,4 @@ def test_an_unknown_version_is_refused(connection: sa.Connection, version: int) 
         with pytest.raises(MigrationError, match=f"to={version}"):
             run(op, to=version)
         with pytest.raises(MigrationError, match=f"since={version}"):
-            run(op, to=1, since=version)
-
-
-@pytest.mark.parametrize(("schema", "prefix"), [(None, ""), ("Odd: grants-%'", "Odd%:_")])
-def test_who_may_read_the_inbox_may_read_its_view(connection: sa.Connection, schema: str | None, prefix: str) -> None:
-    if schema is not None:
-        connection.execute(CreateSchema(schema))
-    txbox_migrations.upgrade(operations(connection), to=6, schema=schema, prefix=prefix)
-    inbox, view = (quoted(getattr(tables(schema, prefix), name)) for name in ("processed_message", "processed_earlier"))
-    connection.exec_driver_sql(f"GRANT SELECT, INSERT ON {inbox} TO pg_monitor, PUBLIC", ())
-    txbox_migrations.upgrade(operations(connection), to=7, schema=schema, prefix=prefix)
-    for role in ("pg_monitor", "public"):
-        may = connection.exec_driver_sql(
-            "SELECT has_table_privilege(%(role)s, %(view)s, 'SELECT'), "
-            "has_table_privilege(%(role)s, %(view)s, 'INSERT')",
-            {"role": role, "view": unescaped(view)},
-        ).one()
-        assert may == (True, False)
-    assert connection.exec_driver_sql(f"SELECT count(*) FROM {view}", ()).scalar_one() == 0
+            run(op, to=LATEST, since=version)

@@ -7,7 +7,6 @@ import inspect
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import txbox
@@ -145,25 +144,6 @@ def test_every_module_of_the_reference_is_pinned() -> None:
     modules = {re.sub(r"\.[A-Z]\w*$", "", name) for name in documented}
     modules = {name if importlib.util.find_spec(name) else name.rpartition(".")[0] for name in modules}
     assert modules - PUBLIC.keys() == set()
-
-
-HISTORIES = {
-    "migrations/txbox_migrations/history/versions",
-    "migrations/txbox_migrations/steps",
-    "workers/txbox_django/migrations",
-}
-"""Folders with one file for each version of the tables: a released one never changes, so they only grow."""
-
-
-def test_no_folder_of_the_source_has_more_than_a_dozen_files() -> None:
-    sources = ("inbox", "workers", "spark", "migrations")
-    files = [
-        file for source in sources for suffix in ("py", "sql") for file in (REPOSITORY / source).rglob(f"*.{suffix}")
-    ]
-    assert len(files) > 200
-    folders = Counter(str(file.parent.relative_to(REPOSITORY)) for file in files)
-    assert folders.keys() >= HISTORIES
-    assert {folder: number for folder, number in folders.items() if number > 12 and folder not in HISTORIES} == {}
 
 
 def test_the_library_imports_nothing_that_a_service_did_not_ask_for() -> None:

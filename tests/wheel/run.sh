@@ -60,9 +60,9 @@ for needed in (
     "txbox_dashboard/static/NOTICE.txt",
     "txbox_dashboard/templates/layout.html",
     "txbox_migrations/history/env.py",
-    "txbox_migrations/history/versions/version_1.py",
+    "txbox_migrations/history/versions/version_10.py",
     "txbox_django/management/commands/txbox_worker.py",
-    "txbox_django/migrations/0001_inbox.py",
+    "txbox_django/migrations/0001_baseline.py",
 ):
     assert needed in names, f"{needed} is missing"
 assert executable, "txbox_spark/runtime/java_home/bin/java may not be executed"

@@ -9,6 +9,7 @@ import psycopg
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from django.conf import settings
+from django.core.management.base import CommandError
 from django.db import router
 from django.db.migrations.operations.base import Operation
 from sqlalchemy import Connection, Engine, StaticPool, inspect, make_url
@@ -16,6 +17,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.schema import CreateSchema
 
 import txbox_migrations
+from txbox_migrations.steps import BASELINE
 
 
 class Step(Operation):
@@ -30,6 +32,7 @@ class Step(Operation):
 
     def __init__(self, version: int) -> None:
         self.version = version
+        self._before = version - 1 if version > BASELINE else 0
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
         """Return how it is made."""
@@ -40,11 +43,11 @@ class Step(Operation):
 
     def database_forwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
         """Run the step."""
-        self._run(txbox_migrations.upgrade, app_label, schema_editor, to=self.version, since=self.version - 1)
+        self._run(txbox_migrations.upgrade, app_label, schema_editor, to=self.version, since=self._before)
 
     def database_backwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
         """Take it back."""
-        self._run(txbox_migrations.downgrade, app_label, schema_editor, to=self.version - 1, since=self.version)
+        self._run(txbox_migrations.downgrade, app_label, schema_editor, to=self._before, since=self.version)
 
     def describe(self) -> str:
         """Return what it does."""
@@ -67,7 +70,10 @@ class Step(Operation):
         with _borrowed(connection.connection) as borrowed:
             if where["schema"] is not None and to > since and not inspect(borrowed).has_schema(where["schema"]):
                 borrowed.execute(CreateSchema(where["schema"]))
-            change(Operations(MigrationContext.configure(borrowed)), to=to, **where)
+            try:
+                change(Operations(MigrationContext.configure(borrowed)), to=to, **where)
+            except txbox_migrations.MigrationError as error:  # so that `migrate` ends with one line
+                raise CommandError(str(error)) from error
 
 
 class _BorrowingDialect(PGDialect_psycopg):

@@ -6,23 +6,13 @@ moves on. Names are wrapped in ``op.f`` so that a host's naming convention leave
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from alembic.operations import Operations
 
-from txbox_migrations.steps import (
-    step_001_inbox,
-    step_002_dead_letters,
-    step_003_bulk_loads,
-    step_004_outbox,
-    step_005_leases,
-    step_006_safeguards,
-    step_007_operations,
-    step_008_activity,
-    step_009_archives,
-    step_010_responses,
-)
+from txbox_migrations.steps import step_010_baseline
 
-__all__ = ["LATEST", "STEPS", "Step"]
+__all__ = ["BASELINE", "LATEST", "LIFTED_BY", "STEPS", "Step"]
 
 StepFunction = Callable[[Operations, str | None, str], None]
 """Takes alembic's operations, the schema (None: the search path) and the prefix of every name."""
@@ -36,19 +26,19 @@ class Step:
     downgrade: StepFunction
 
 
-STEPS = (
-    Step(step_001_inbox.upgrade, step_001_inbox.downgrade),
-    Step(step_002_dead_letters.upgrade, step_002_dead_letters.downgrade),
-    Step(step_003_bulk_loads.upgrade, step_003_bulk_loads.downgrade),
-    Step(step_004_outbox.upgrade, step_004_outbox.downgrade),
-    Step(step_005_leases.upgrade, step_005_leases.downgrade),
-    Step(step_006_safeguards.upgrade, step_006_safeguards.downgrade),
-    Step(step_007_operations.upgrade, step_007_operations.downgrade),
-    Step(step_008_activity.upgrade, step_008_activity.downgrade),
-    Step(step_009_archives.upgrade, step_009_archives.downgrade),
-    Step(step_010_responses.upgrade, step_010_responses.downgrade),
-)
-"""``STEPS[n - 1]`` leads from version n - 1 to version n."""
+BASELINE: Final = 10
+"""The version to which the first step leads from nothing.
 
-LATEST = len(STEPS)
+The numbers go on from the ten steps of before the first release, which the baseline stands for. So a number means the
+same tables for ever: in a mark, in ``txbox_version``, in ``to=N`` of a host's revision. 10 is both the last version of
+then and the first of now, and such tables are at home in both; 1 to 9 will never be given out again.
+"""
+
+LIFTED_BY: Final = "48c2fd12"
+"""The last commit with the ten steps: it brings tables of versions 1 to 9 to the baseline."""
+
+STEPS = (Step(step_010_baseline.upgrade, step_010_baseline.downgrade),)
+"""The first leads from version 0 to the baseline, each other one from the version before."""
+
+LATEST = BASELINE + len(STEPS) - 1
 """The version of the tables that this release of txbox works with."""

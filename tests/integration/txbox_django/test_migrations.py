@@ -5,15 +5,17 @@ from io import StringIO
 
 import pytest
 from django.apps import apps
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 from sqlalchemy import NullPool, create_engine, inspect
 
 from support.django_shop import project
 from txbox import Inbox, SchemaMissing
-from txbox_django import database_engine, orm_worker
+from txbox_django import database_engine, operations, orm_worker
 from txbox_migrations import LATEST, current_version, find_drift, upgrade_database
+from txbox_migrations.steps import BASELINE, STEPS
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
@@ -43,8 +45,6 @@ def state(url: str) -> tuple[int, list[str], list[str]]:
 def test_forwards_and_backwards(url: str) -> None:
     migrate()
     assert state(url)[:2] == (LATEST, [])
-    migrate("0006")
-    assert state(url)[0] == 6
     migrate("zero")
     assert state(url)[2] == ["django_migrations"]
     migrate()
@@ -61,22 +61,22 @@ def test_tables_that_are_missing_are_to_be_made_by_migrate(url: str, monkeypatch
     worker = orm_worker(Worker, MemorySource(), handler=print, inbox=Inbox("billing"), engine=engine)
     with pytest.raises(SchemaMissing, match=told):
         worker.start()
-    migrate("0003")
+    migrate()
+    with connections["default"].cursor() as cursor:
+        cursor.execute("ALTER TABLE processed_message DROP dead_letter_id")
     with pytest.raises(SchemaMissing, match=r"bring it up to date with `python manage.py migrate`"):
         worker.start()
 
 
 def test_there_is_one_for_each_version_and_none_to_make(url: str) -> None:
     names = [name for app, name in MigrationLoader(None).disk_migrations if app == "txbox_django"]
-    assert sorted(int(name[:4]) for name in names) == list(range(1, LATEST + 1))
+    assert sorted(int(name[:4]) for name in names) == list(range(1, len(STEPS) + 1))
     migrate()
     call_command("makemigrations", "txbox_django", check=True, dry_run=True, verbosity=0)  # exits with 1 otherwise
 
 
 def test_a_migration_that_fails_leaves_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from txbox_django import operations
-
-    migrate("0003")
+    MigrationRecorder(connections["default"]).ensure_schema()
     before = state(url)
 
     def fail(*args: object, **options: object) -> None:
@@ -96,10 +96,49 @@ def test_tables_that_are_there_already_are_taken_over(url: str) -> None:
     assert state(url)[:2] == (LATEST, [])
 
 
+def recorded_of_before(url: str, version: int) -> None:
+    """Have a database be as the migrations of before the baseline left it: their records, and the mark of the last."""
+    upgrade_database(url)
+    recorder = MigrationRecorder(connections["default"])
+    recorder.ensure_schema()
+    for number in range(1, version):
+        recorder.record_applied("txbox_django", f"{number:04}_something")
+    recorder.record_applied("txbox_django", "0010_responses" if version == BASELINE else f"{version:04}_something")
+    with connections["default"].cursor() as cursor:
+        cursor.execute(f"COMMENT ON CONSTRAINT processed_message_pkey ON processed_message IS 'txbox schema {version}'")
+
+
+def test_tables_of_the_last_migration_of_before_the_baseline_are_taken_over(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded_of_before(url, BASELINE)
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a step was run")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operations.txbox_migrations, "upgrade", fail)
+        migrate()
+    loader = MigrationLoader(connections["default"])
+    loader.check_consistent_history(connections["default"])
+    assert ("txbox_django", "0001_baseline") in loader.applied_migrations
+    assert state(url)[:2] == (LATEST, [])
+    migrate("zero")
+    assert "processed_message" not in state(url)[2]
+    migrate()
+    assert state(url)[:2] == (LATEST, [])
+
+
+def test_tables_of_the_migrations_before_are_refused_in_one_line(url: str) -> None:
+    recorded_of_before(url, BASELINE - 1)
+    with pytest.raises(CommandError, match=r"^table public\.processed_message is at version 9, .*48c2fd12 first$"):
+        migrate()
+
+
 def test_sqlmigrate_shows_what_would_be_run(url: str) -> None:
     for backwards, statement in ((False, "CREATE TABLE archive ("), (True, "DROP TABLE archive")):
         shown = StringIO()
-        call_command("sqlmigrate", "txbox_django", "0009", backwards=backwards, stdout=shown)
+        call_command("sqlmigrate", "txbox_django", "0001", backwards=backwards, stdout=shown)
         assert statement in shown.getvalue()
     assert state(url)[0] == 0
 

@@ -11,6 +11,7 @@ from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Commands, DatabaseOptions, JsonOption
 from txbox_cli.output import print_json, printable
 from txbox_migrations import LATEST, Severity, downgrade_database, find_drift, upgrade_database
+from txbox_migrations.steps import BASELINE
 
 app = Commands(help="Create, change and check the tables.")
 
@@ -18,7 +19,7 @@ app = Commands(help="Create, change and check the tables.")
 @app.command()
 def upgrade(
     db: DatabaseOptions,
-    to: Annotated[int, typer.Option(help="The version to reach.", min=1, max=LATEST)] = LATEST,
+    to: Annotated[int, typer.Option(help="The version to reach.", min=BASELINE, max=LATEST)] = LATEST,
 ) -> None:
     """Create the tables, or bring them up to date.
 

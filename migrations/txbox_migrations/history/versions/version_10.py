@@ -1,18 +1,18 @@
-"""Version 10: responses to HTTP requests."""
+"""Version 10: the baseline."""
 
 from alembic import op
 
 import txbox_migrations
 
 revision = "10"
-down_revision = "9"
+down_revision = None
 
 
 def upgrade(schema: str | None, prefix: str) -> None:
     """Run step 10."""
-    txbox_migrations.upgrade(op, to=10, since=9, schema=schema, prefix=prefix)
+    txbox_migrations.upgrade(op, to=10, since=0, schema=schema, prefix=prefix)
 
 
 def downgrade(schema: str | None, prefix: str) -> None:
     """Undo step 10."""
-    txbox_migrations.downgrade(op, to=9, since=10, schema=schema, prefix=prefix)
+    txbox_migrations.downgrade(op, to=0, since=10, schema=schema, prefix=prefix)
