@@ -1,11 +1,13 @@
 """``run()`` that is cancelled, at every await of a batch: what was under way rolls back, and comes again."""
 
 import asyncio
+import gc
 import logging
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy
 from sqlalchemy import URL, Engine
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -19,6 +21,10 @@ from txbox.leases import PostgresLedger
 from txbox_workers.coroutines import AsyncWorker
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
+
+if sqlalchemy.__version__ < "2.1":
+    # It leaves a connection to the garbage collector if it is cancelled while it sets it up; 2.1 closes it.
+    pytestmark = pytest.mark.filterwarnings("ignore:.* was deleted while still open:ResourceWarning")
 
 IDS = ["a", "b", "c"]
 
@@ -110,6 +116,7 @@ def test_a_run_is_cancelled_at_each_await_of_a_batch(
             return number
 
     cuts = asyncio.run(cut_everywhere())
+    gc.collect()
     assert cuts > 10, "a batch has so many awaits"
     ids = [f"{number}-{one}" for number in range(1, cuts + 1) for one in IDS]
     assert business.applied() == once([*ids, *(f"{one} too" for one in ids)]), "by the awaits of their cancellation"
