@@ -17,7 +17,7 @@ import yaml
 
 from txbox.instrumentation.metrics import METRICS, Kind
 from txbox.status.exporter.figures import GAUGES
-from txbox_aws.sqs.exporter import GAUGES as QUEUE_GAUGES
+from txbox_cli.commands.operate.queue_collector import GAUGES as QUEUE_GAUGES
 from txbox_cli.app import app
 
 REPOSITORY = Path(__file__).parents[2]

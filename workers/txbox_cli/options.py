@@ -21,6 +21,7 @@ from txbox.text import host_name
 from txbox.wire.destinations import scheme
 from txbox_cli.errors import CommandFailed, UsageError, explain
 from txbox_cli.settings import Settings
+from txbox_workers.brokers import broker_entry
 
 SCHEMA_VARIABLE = "TXBOX_DATABASE_SCHEMA"
 PREFIX_VARIABLE = "TXBOX_TABLE_PREFIX"
@@ -190,10 +191,25 @@ def checked_queue_url(parameter: typer.CallbackParam, text: str | None) -> str |
     return text
 
 
-def checked_queue_urls(parameter: typer.CallbackParam, texts: list[str] | None) -> list[str]:
-    """Return the URLs of the SQS queues that a repeatable option has, each once; raises as ``checked_queue_url``."""
-    urls = (checked_queue_url(parameter, text) for text in texts or ())
-    return list(dict.fromkeys(url for url in urls if url is not None))
+def checked_queue(parameter: typer.CallbackParam, text: str | None) -> str | None:
+    """Return the queue that an option names, for typer: an SQS queue's URL, or ``scheme:rest`` of another broker.
+
+    Raises:
+        UsageError: it is neither, or no installed package has such queues.
+    """
+    if text is None or not re.match(r"(?!https?:)[a-z][a-z0-9+.-]*:\S", text):
+        return checked_queue_url(parameter, text)
+    try:
+        broker_entry(text)
+    except InvalidConfiguration as error:
+        raise UsageError(f"{parameter.opts[0]}: {error}") from error
+    return text
+
+
+def checked_queues(parameter: typer.CallbackParam, texts: list[str] | None) -> list[str]:
+    """Return the queues that a repeatable option names, each once; raises as ``checked_queue``."""
+    queues = (checked_queue(parameter, text) for text in texts or ())
+    return list(dict.fromkeys(queue for queue in queues if queue is not None))
 
 
 def this_user() -> str:

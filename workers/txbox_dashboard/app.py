@@ -123,7 +123,7 @@ def dashboard(
         show_bodies: show the bodies and headers of messages.
         redact: changes texts of messages before they are shown.
         allowed_hosts: the names by which it may be reached; None: any.
-        send: gives a dead letter back to its source; None: to its SQS queue, as ``txbox dead-letters redrive`` does.
+        send: gives a dead letter back to its source; None: to its queue, as ``txbox dead-letters redrive`` does.
 
     Raises:
         InvalidConfiguration: arguments that cannot work.

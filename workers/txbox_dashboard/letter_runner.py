@@ -14,8 +14,8 @@ from sqlalchemy import Engine
 
 from txbox.dead_letters import LetterOperations
 from txbox.error_logging import text_of
-from txbox_aws.letter_sender import letter_sender
 from txbox_dashboard.settings import Settings
+from txbox_workers.brokers import letter_sender
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """``txbox relay``: send what the outbox holds, as a process."""
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, Hea
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database, PrefixOption, SchemaOption, UrlOption, database, read_span
 from txbox_cli.signals import hangup_terminates
+from txbox_workers.brokers import GROUP
 
 SENDERS = 4
 
@@ -33,7 +35,8 @@ def relay(
         str | None,
         typer.Argument(
             metavar="MODULE:NAME",
-            help="A relay, publishers by scheme, or a function that returns either. Without it: SQS, SNS, EventBridge.",
+            help="A relay, publishers by scheme, or a function that returns either. Without it: SQS, SNS, EventBridge, "
+            "and other brokers that are installed.",
             show_default=False,
         ),
     ] = None,
@@ -225,14 +228,17 @@ def _article(name: str) -> str:
 
 
 def _publishers(own: Mapping[str, Publisher | AsyncPublisher] | None) -> Mapping[str, Publisher | AsyncPublisher]:
-    """Return AWS's publishers and these; without boto3 only these, if there are any."""
-    try:
-        from txbox_aws.publishers import aws_publishers
-    except ExtraMissing:
-        if own:
-            return own
-        raise
-    return {**aws_publishers(), **(own or {})}
+    """Return those of the installed brokers and these; what a broker's missing extra keeps away is passed over."""
+    found: dict[str, Publisher | AsyncPublisher] = {}
+    missing = None
+    for entry in sorted(entry_points(group=GROUP)):
+        try:
+            found |= entry.load()().publishers()
+        except ExtraMissing as error:
+            missing = error
+    if missing is not None and not (found or own):
+        raise missing
+    return {**found, **(own or {})}
 
 
 def _tracing() -> Tracing:

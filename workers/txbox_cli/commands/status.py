@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -15,9 +16,10 @@ from txbox.pauses import Pause
 from txbox.postgres.sqlstates import CONFLICTS
 from txbox.status import ArchiveStatus, HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus, read_status
 from txbox_cli.errors import mask
-from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue_url
+from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue
 from txbox_cli.output import counted, print_json, print_table, printable, span
 from txbox_cli.watch import watch
+from txbox_workers.brokers import broker_of
 
 ERROR_CHARACTERS = 60
 """Of an error in the table of destinations; `--json` has more of it."""
@@ -31,7 +33,9 @@ def status(
     every: Annotated[bool, typer.Option("--all", help="Also each worker and relay that is gone.")] = False,
     queue_url: Annotated[
         str | None,
-        typer.Option("--queue", help="Also ask this SQS queue for its backlog.", callback=checked_queue_url),
+        typer.Option(
+            "--queue", help="Also ask this queue, of SQS or scheme:rest, for its backlog.", callback=checked_queue
+        ),
     ] = None,
     lease_table: Annotated[
         str | None, typer.Option("--lease-table", help="Also read this DynamoDB table of leases.")
@@ -84,9 +88,8 @@ class _Others:
 def _read_others(queue_url: str | None, lease_table: str | None, *, exact: bool) -> _Others:
     backlog = in_dynamodb = None
     if queue_url:
-        from txbox_aws.sqs import queue_backlog
-
-        backlog = queue_backlog(queue_url)
+        with closing(broker_of(queue_url).queue(queue_url)) as queue:
+            backlog = queue.backlog()
     if lease_table is not None:
         from txbox_aws.dynamodb.status import EXACT_UP_TO_ITEMS, read_lease_table
 

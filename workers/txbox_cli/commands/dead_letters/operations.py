@@ -20,7 +20,6 @@ from txbox.dead_letters import (
     OperationKind,
 )
 from txbox.outbox.status import relays_at_work
-from txbox_aws.letter_sender import letter_sender
 from txbox_cli.commands.dead_letters.filters import FilterOptions, refused_as_usage, tell_passed_over
 from txbox_cli.commands.dead_letters.letters import TIME, print_letters, summary
 from txbox_cli.errors import CommandFailed, Interrupted, UsageError, explain
@@ -29,12 +28,13 @@ from txbox_cli.options import (
     DatabaseOptions,
     JsonOption,
     ReadBy,
-    checked_queue_url,
+    checked_queue,
     read_span,
     this_user,
     with_options,
 )
 from txbox_cli.output import counted, interruptible_progress, print_json, print_table, printable
+from txbox_workers.brokers import letter_sender
 
 SHOWN_LETTERS = 10
 """Of a dry run."""
@@ -75,7 +75,7 @@ def redrive(
     dry_run: DryRunOption = False,
     per_second: RateOption = None,
     queue_url: Annotated[
-        str | None, typer.Option("--queue", help="Another queue than the letters' own.", callback=checked_queue_url)
+        str | None, typer.Option("--queue", help="Another queue than the letters' own.", callback=checked_queue)
     ] = None,
     until_free: Annotated[
         str | None,

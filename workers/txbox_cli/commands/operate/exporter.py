@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from txbox.extras import needs
 from txbox.service import StopSignals, next_signal
 from txbox_cli.commands.operate.metrics_server import answering, line
-from txbox_cli.options import Database, DatabaseOptions, checked_queue_urls
+from txbox_cli.options import Database, DatabaseOptions, checked_queues
 from txbox_cli.signals import hangup_terminates
 
 QUEUES_SECONDS = 2.0
@@ -44,8 +44,8 @@ def exporter(
         typer.Option(
             "--queue",
             metavar="URL",
-            help="Also how much waits in this SQS queue. Repeatable.",
-            callback=checked_queue_urls,
+            help="Also how much waits in this queue, of SQS or scheme:rest. Repeatable.",
+            callback=checked_queues,
         ),
     ] = None,
 ) -> None:
@@ -102,7 +102,7 @@ def exporting(
     )
     registry.register(collector)
     if queues:
-        from txbox_aws.sqs.exporter import QueueCollector
+        from txbox_cli.commands.operate.queue_collector import QueueCollector
 
         registry.register(QueueCollector(queues, interval_seconds=interval_seconds, limit_seconds=QUEUES_SECONDS))
 

@@ -10,7 +10,8 @@ import typer
 
 from txbox import Inbox, InvalidConfiguration, Outbox, SqlEffect
 from txbox_cli.errors import UsageError
-from txbox_cli.options import PrefixOption, PublishToOption, SchemaOption, UrlOption, checked_queue_url, database
+from txbox_cli.options import PrefixOption, PublishToOption, SchemaOption, UrlOption, checked_queue, database
+from txbox_workers.brokers import broker_of
 from txbox_workers.worker import Worker
 
 NEEDED = ("queue", "subscriber", "apply", "fields")
@@ -29,8 +30,6 @@ class SqlWorker:
         Raises:
             UsageError: options are missing, or cannot work.
         """
-        from txbox_aws.sqs import SqsWorker
-
         missing = [f"--{name}" for name in NEEDED if name not in self.given]
         if missing:
             wanted = "--queue, --subscriber, --apply and --fields"
@@ -46,7 +45,10 @@ class SqlWorker:
                 inbox = Inbox(subscriber, schema=db.schema, prefix=db.prefix)
                 outbox = None if to is None else Outbox(schema=db.schema, prefix=db.prefix)
                 effect = SqlEffect(apply, fields=fields, outbox=outbox, destination=to)
-                worker = SqsWorker(queue, inbox=inbox, engine=engine, effect=effect, **more)
+                visibility = more.pop("visibility_seconds", None)
+                worker = broker_of(queue).worker(
+                    queue, visibility_seconds=visibility, inbox=inbox, engine=engine, effect=effect, **more
+                )
             except InvalidConfiguration as error:
                 raise UsageError(str(error)) from error
             yield worker
@@ -57,8 +59,8 @@ def sql_worker(
         str | None,
         typer.Option(
             metavar="URL",
-            help="In place of MODULE:NAME: the SQS queue of a worker that applies SQL.",
-            callback=checked_queue_url,
+            help="In place of MODULE:NAME: the queue, of SQS or scheme:rest, of a worker that applies SQL.",
+            callback=checked_queue,
         ),
     ] = None,
     subscriber: Annotated[

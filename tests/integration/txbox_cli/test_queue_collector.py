@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from support.aws.queues import send
 from support.waiting import wait_until
 from txbox import BrokerError
-from txbox_aws.sqs import exporter
-from txbox_aws.sqs.exporter import QueueCollector
+from txbox_aws.broker import SqsQueue
+from txbox_cli.commands.operate.queue_collector import QueueCollector
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -48,15 +48,15 @@ def test_a_queue_that_gives_no_answer_keeps_the_others_not_waiting(
     make_queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, hanging, go_on = make_queue(), make_queue(), threading.Event()
-    asked, real = [], exporter.queue_backlog
+    asked, real = [], SqsQueue.backlog
 
-    def backlog(url: str, *, client: object) -> dict[str, int]:
-        asked.append(url)
-        if url == hanging and not go_on.wait(30):
+    def backlog(queue: SqsQueue) -> Mapping[str, int]:
+        asked.append(queue._url)
+        if queue._url == hanging and not go_on.wait(30):
             raise BrokerError("never")
-        return real(url, client=client)
+        return real(queue)
 
-    monkeypatch.setattr(exporter, "queue_backlog", backlog)
+    monkeypatch.setattr(SqsQueue, "backlog", backlog)
     registry = registry_of(answers, hanging, limit_seconds=1.0)
     for _ in range(2):
         began = time.monotonic()

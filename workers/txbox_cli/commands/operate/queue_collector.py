@@ -1,4 +1,4 @@
-"""How much waits in queues, as Prometheus metrics. Needs ``pip install 'txbox[aws,prometheus]'``.
+"""How much waits in queues, as Prometheus metrics. Needs ``pip install 'txbox[prometheus]'``, and ``aws`` for SQS.
 
 SQS answers for the messages that it holds, about. It does not say how old the oldest one is: that is a metric of
 CloudWatch, which costs, and is minutes late. What workers receive has an age, and they report it.
@@ -9,19 +9,14 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING
 
 from txbox.error_logging import text_of
 from txbox.extras import needs
-from txbox_aws.clients import sqs_client
-from txbox_aws.sqs.queues import queue_backlog
+from txbox_workers.brokers import Queue, broker_of
 
 with needs("prometheus"):
     from prometheus_client.core import GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
-
-if TYPE_CHECKING:
-    from types_boto3_sqs import SQSClient
 
 Backlog = Mapping[str, int]
 
@@ -39,7 +34,7 @@ class QueueCollector(Collector):
         """Name the queues; nothing is asked before the first scrape.
 
         Args:
-            queue_urls: each queue's URL, once.
+            queue_urls: each queue's URL or other name, once.
             interval_seconds: what was answered is used for so long.
             limit_seconds: of a read in all; a queue that has not answered by then is left out.
         """
@@ -51,7 +46,7 @@ class QueueCollector(Collector):
         self._backlogs: dict[str, Backlog] | None = None
         self._pending: dict[str, Future[Backlog]] = {}
         self._failed: dict[str, str] = {}
-        self._clients: dict[str, SQSClient] = {}
+        self._queues: dict[str, Queue] = {}
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without figures; no queue is asked."""
@@ -88,9 +83,9 @@ class QueueCollector(Collector):
 
     def _ask(self, url: str, answer: Future[Backlog]) -> None:
         try:
-            if url not in self._clients:
-                self._clients[url] = sqs_client(url, wait_seconds=0)
-            answer.set_result(queue_backlog(url, client=self._clients[url]))
+            if url not in self._queues:
+                self._queues[url] = broker_of(url).queue(url)
+            answer.set_result(self._queues[url].backlog())
         except BaseException as error:  # noqa: BLE001 - the scrape is told
             answer.set_exception(error)
 

@@ -1,0 +1,111 @@
+"""A broker of another package, whose queues are directories: each command that takes a queue finds it by its scheme."""
+
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import Engine
+
+from support.directory_broker import DirectorySource, install, write
+from support.program import Ended, Running
+from support.waiting import wait_until
+from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Outbox, Reason
+from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
+from txbox_cli.commands.operate.queue_collector import QueueCollector
+from txbox_dashboard.letter_runner import LetterRunner
+from txbox_dashboard.settings import Settings
+from txbox_workers.brokers import broker_entry, broker_of, scheme
+
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A queue whose package is installed: here, and for the processes that this one starts."""
+    installed, folder = install(tmp_path / "site"), tmp_path / "purchases"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(installed)
+    monkeypatch.setenv("PYTHONPATH", f"{installed}:{TESTS}")
+    return f"dir:{folder}"
+
+
+def test_a_worker_parks_what_it_cannot_read_and_redrive_sends_it_back(
+    queue: str, tmp_path: Path, txbox: Callable[..., Ended], schema_url: str, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE account (id text, cents bigint)")
+    (tmp_path / "a.sql").write_text("INSERT INTO account SELECT message_id, cents FROM fresh_event")
+    write(queue, "good", b'{"cents": 1}', {})
+    write(queue, "bad", b"no JSON", {"tenant": "t-1", "key": "ann"})
+    assert "queue: 2 waiting, 0 delivered" in txbox("status", "--queue", queue).out
+    options = ["--queue", queue, "--subscriber", "billing", "--apply", "a.sql", "--fields", "cents bigint"]
+    with Running("worker", *options, "--visibility-seconds", "7", "--url", schema_url, cwd=tmp_path) as running:
+        running.says(f"billing works on {queue}")
+        wait_until(lambda: not any(Path(queue[4:]).iterdir()))
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT id, cents FROM account").all() == [("good", 1)]
+    (letter,) = DeadLetters(engine).list()
+    assert (letter.source, letter.message_id) == (queue, "bad")
+    assert "1 sent" in txbox("dead-letters", "redrive", "--all").out
+    with closing(DirectorySource(queue)) as source:
+        (again,) = source.receive()
+    assert (again.message.id, again.body, again.order_key) == ("bad", b"no JSON", "ann")
+    assert again.message.headers["tenant"] == "t-1"
+
+
+def test_a_relay_sends_to_it(queue: str, schema_url: str, engine: Engine) -> None:
+    with engine.begin() as connection:
+        message_id = Outbox().publish(connection, queue, b"\x00\xff", key="ann", headers={"tenant": "t-1"})
+    with Running("relay", "--url", schema_url) as running, closing(DirectorySource(queue)) as source:
+        running.says("to dir, sqs, sns, eventbridge")
+        (sent,) = wait_until(source.receive)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+    assert (sent.message.id, sent.message.body, sent.order_key) == (message_id, b"\x00\xff", "ann")
+    assert sent.message.headers["tenant"] == "t-1"
+
+
+def test_the_dashboard_sends_letters_back_to_it(queue: str, engine: Engine) -> None:
+    letters = DeadLetters(engine)
+    letters.park(DeadLetter("billing", "m", Reason.FAILED, "ValueError: no stock", 3, source=queue, body=b"{}"))
+    operation = LetterOperations(engine).select(LetterFilter(), OperationKind.REDRIVE, by="anna")
+    assert operation is not None
+    runner = LetterRunner(engine, Settings(None, "", False, None, None, False, None, None, None))
+    runner.start(operation.operation_id, "anna")
+    wait_until(lambda: not runner.running())
+    assert runner.error(operation.operation_id) is None
+    with closing(DirectorySource(queue)) as source:
+        assert [one.message.id for one in source.receive()] == ["m"]
+
+
+def test_the_exporter_asks_it_for_its_backlog(queue: str) -> None:
+    write(queue, "m", b"{}", {})
+    registry = CollectorRegistry()
+    registry.register(QueueCollector([queue, f"{queue}-not"], interval_seconds=1e-9, limit_seconds=20))
+    labels = {"source": queue, "state": "waiting"}
+    assert registry.get_sample_value("txbox_queue_messages", labels) == 1
+    assert registry.get_sample_value("txbox_queue_up", {"source": f"{queue}-not"}) == 0
+
+
+def test_a_queue_of_no_installed_package_is_refused_before_anything_is_done(
+    txbox: Callable[..., Ended], queue: str
+) -> None:
+    asked = txbox("status", "--queue", "kafka:purchases")
+    asked.failed_in_one_line(
+        2, "--queue: no installed package has the queue 'kafka:purchases': they offer dir, sqs, and not kafka"
+    )
+    txbox("status", "--queue", "purchases").failed_in_one_line(2, "--queue must be the URL of a queue")
+
+
+def test_a_queue_is_found_by_its_scheme_and_nothing_is_imported_for_that(queue: str) -> None:
+    assert broker_entry(queue).value == "support.directory_broker:DirectoryBroker"
+    assert type(broker_of("https://sqs.eu-central-1.amazonaws.com/123456789012/purchases")).__name__ == "SqsBroker"
+    assert [scheme(name) for name in (queue, "https://HOST/1/a", "http://HOST/1/a")] == ["dir", "sqs", "sqs"]
+    for name in ("memory", "", "dir:", "dir: ", "Dir:/a"):
+        with pytest.raises(InvalidConfiguration, match="names no queue"):
+            scheme(name)
