@@ -1,15 +1,16 @@
 """From a publisher over the local AWS to what a worker reads."""
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.aws.outgoing import outgoing, sent
+from support.aws.outgoing import outgoing
 from support.aws.roads import Road
+from txbox import Message
 from txbox.relay import OutboxMessage
 from txbox_aws.publishers import AwsPublisher
+from txbox_testing.conformance.publisher import DestinationUnderTest, PublisherConformance
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -19,37 +20,34 @@ MakeRoad = Callable[[str], Road]
 
 TEXT_ROADS = ["sqs", "sqs fifo", "sns", "sns raw", "sns fifo", "sns fifo raw"]
 ROADS = [*TEXT_ROADS, "eventbridge"]
-TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-WRAPPER = {"Type": "Notification", "MessageId": "other", "TopicArn": "arn:aws:sns:x:1:x", "Message": "inner"}
-EVENTS = [
-    b"{}",
-    b'{"a":1}',
-    b'{"a": 1.10,\n"a": "twice"}',
-    '{"Zoë": "<detail>"}'.encode(),
-    json.dumps(WRAPPER).encode(),
-    b'{"large": "' + b"x" * 200_000 + b'"}',
-]
-BODIES = [*EVENTS, b"", b"\x00\xff", "\ufffe \x0b".encode(), "Zoë 😀\r\n\t".encode(), b"plain", b'{"a":' * 20_000]
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_every_body_and_header_arrives_as_it_was_sent_under_its_own_id(
-    publishers: Publishers, make_road: MakeRoad, road: str
-) -> None:
-    there = make_road(road)
-    bodies = EVENTS if road == "eventbridge" else BODIES
-    headers = {"traceparent": TRACEPARENT, "tenant": "Zoë, <b>&amp;</b>"}
-    messages = [
-        OutboxMessage(f"m{number}", there.destination, body, key=f"k{number}", headers=headers)
-        for number, body in enumerate(bodies)
-    ]
-    assert list(publishers[there.kind].send(messages)) == []
-    arrived = {message.id: message for message in there.arrived()}
-    assert {id_: message.body for id_, message in arrived.items()} == {one.id: one.body for one in messages}
-    assert all(headers.items() <= message.headers.items() for message in arrived.values())
-    if "fifo" in road:
-        assert {message.headers["sqs-group-id"] for message in arrived.values()} == {one.key for one in messages}
+class Destination:
+    """The beginning of a road, for the suite of all publishers."""
+
+    def __init__(self, road: Road, publisher: AwsPublisher) -> None:
+        self._road, self._publisher = road, publisher
+        self.name, self.takes_events_only = road.destination, road.kind == "eventbridge"
+        self.keeps_order = "fifo" in road.name
+        self.gone = f"{road.destination.removesuffix('.fifo')}-gone{'.fifo' * self.keeps_order}"
+
+    def publisher(self) -> AwsPublisher:
+        return self._publisher
+
+    def unacceptable(self) -> OutboxMessage:
+        return OutboxMessage("wrong", self.name, b"x" * 3_000_000, key="wrong")
+
+    def arrived(self) -> Sequence[Message]:
+        return self._road.arrived()
+
+
+class TestAwsPublishers(PublisherConformance):
+    @pytest.fixture(params=ROADS)
+    def destination(
+        self, request: pytest.FixtureRequest, publishers: Publishers, make_road: MakeRoad
+    ) -> DestinationUnderTest:
+        road = make_road(request.param)
+        return Destination(road, publishers[road.kind])
 
 
 @pytest.mark.parametrize("road", ["sqs fifo", "sns fifo"])
@@ -73,18 +71,6 @@ def test_large_bodies_are_cut_into_as_many_calls_as_they_need(publishers: Publis
     messages = [OutboxMessage(f"m{number}", there.destination, body) for number, body in enumerate(bodies)]
     assert list(publishers["sqs"].send(messages)) == []
     assert sorted(message.body for message in there.arrived()) == bodies
-
-
-@pytest.mark.parametrize("kind", ["sqs", "sns"])
-def test_a_destination_that_does_not_exist_is_nobodys_fault_and_others_are_served(
-    publishers: Publishers, make_road: MakeRoad, kind: str
-) -> None:
-    there = make_road(kind)
-    nowhere = outgoing(f"{there.destination}-gone", "lost")
-    refused, outage = sent(publishers[kind], nowhere + outgoing(there.destination, "m1"))
-    assert refused == []
-    assert (list(outage.unsent), outage.permanent) == (nowhere, True)
-    assert [message.id for message in there.arrived()] == ["m1"]
 
 
 def test_an_event_that_did_not_come_from_an_outbox_is_read_as_before(

@@ -1,0 +1,185 @@
+"""What every publisher does: the suite of ``txbox.relay.Publisher``."""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
+
+import pytest
+
+from txbox import BrokerError, Message
+from txbox.relay import AsyncPublisher, OutboxMessage, PartlySent, Publisher, Refused
+from txbox.relay.publisher import is_async
+
+__all__ = ["Answer", "DestinationUnderTest", "PublisherConformance"]
+
+WRAPPER = {"Type": "Notification", "MessageId": "other", "TopicArn": "arn:aws:sns:x:1:x", "Message": "inner"}
+EVENTS = [
+    json.dumps(WRAPPER).encode(),
+    b"{}",
+    b'{"a": 1.10,\n"a": "twice"}',
+    '{"Zoë": "<detail>"}'.encode(),
+    b'{"large": "' + b"x" * 200_000 + b'"}',
+]
+OTHER_BODIES = [b"", b"\x00\xff", "\ufffe \x0b".encode(), "Zoë 😀\r\n\t".encode(), b"plain", b'{"a":' * 20_000]
+HEADERS = {"tenant": "Zoë, <b>&amp;</b>", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+PUBLISHED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class DestinationUnderTest(Protocol):
+    """A destination of one test's own.
+
+    Attributes:
+        name: the destination, as messages name it.
+        gone: another one of the same publisher, which does not exist or does not answer.
+        takes_events_only: whether bodies have to be JSON objects.
+        keeps_order: whether messages of a key, sent one after the other, arrive in this order.
+    """
+
+    name: str
+    gone: str
+    takes_events_only: bool
+    keeps_order: bool
+
+    def publisher(self) -> Publisher | AsyncPublisher:
+        """Return a publisher that the test may keep; the fixture closes it, if it has to be closed."""
+
+    def unacceptable(self) -> OutboxMessage | None:
+        """Return a message that is refused here, through its own fault; None where all are taken."""
+
+    def arrived(self) -> Sequence[Message]:
+        """Return what has arrived since it was asked last, in the order in which it arrived."""
+
+
+class Answer(NamedTuple):
+    """What became of a call."""
+
+    refused: Sequence[Refused]
+    unsent: Sequence[OutboxMessage] = ()
+    error: BrokerError | None = None
+
+
+class PublisherConformance:
+    """Subclass it, and override ``destination``."""
+
+    is_async = False
+
+    @pytest.fixture
+    def destination(self) -> DestinationUnderTest:
+        """Return a destination of one test's own."""
+        raise NotImplementedError
+
+    def send(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[Answer]:
+        """Make calls, one after the other."""
+        assert not is_async(publisher)
+        return [_answer(publisher, messages) for messages in calls]  # type: ignore[arg-type]
+
+    def send_at_once(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[Answer]:
+        """Make calls, all at once."""
+        with ThreadPoolExecutor(len(calls)) as pool:
+            return list(pool.map(lambda messages: self.send(publisher, messages)[0], calls))
+
+    def test_it_is_what_it_says(self, destination: DestinationUnderTest) -> None:
+        assert is_async(destination.publisher()) == self.is_async
+
+    def test_every_body_and_header_arrives_as_it_was_sent_under_its_own_id(
+        self, destination: DestinationUnderTest
+    ) -> None:
+        bodies = EVENTS if destination.takes_events_only else EVENTS + OTHER_BODIES
+        messages = [
+            OutboxMessage(f"m{number}", destination.name, body, f"k{number}", HEADERS, number, PUBLISHED_AT)
+            for number, body in enumerate(bodies)
+        ]
+        assert self.send(destination.publisher(), messages) == [Answer([])]
+        arrived = {message.id: message for message in destination.arrived()}
+        assert {id_: message.body for id_, message in arrived.items()} == {one.id: one.body for one in messages}
+        assert all(HEADERS.items() <= message.headers.items() for message in arrived.values())
+
+    def test_one_call_may_have_many_messages(self, destination: DestinationUnderTest) -> None:
+        assert self.send(destination.publisher(), numbered(destination.name, 33)) == [Answer([])]
+        assert ids(destination.arrived()) == ids(numbered(destination.name, 33))
+
+    def test_what_is_sent_again_has_the_id_that_it_had(self, destination: DestinationUnderTest) -> None:
+        (message,) = numbered(destination.name, 1)
+        answers = self.send(destination.publisher(), [message], [replace(message, attempts=1)])
+        assert answers == [Answer([])] * 2
+        assert {one.id for one in destination.arrived()} == {message.id}
+
+    def test_messages_of_a_key_arrive_in_the_order_of_the_calls(self, destination: DestinationUnderTest) -> None:
+        if not destination.keeps_order:
+            pytest.skip("the broker keeps no order")
+        messages = [replace(one, key="ann") for one in numbered(destination.name, 5)]
+        assert self.send(destination.publisher(), *([one] for one in messages)) == [Answer([])] * 5
+        assert [one.id for one in destination.arrived()] == [one.id for one in messages]
+
+    def test_a_message_that_is_refused_is_named_and_no_other(self, destination: DestinationUnderTest) -> None:
+        wrong = destination.unacceptable()
+        if wrong is None:
+            pytest.skip("it takes every message")
+        first, last = numbered(destination.name, 2)
+        (answer,) = self.send(destination.publisher(), [first, wrong, last])
+        (refused,) = answer.refused
+        assert (refused.message, answer.unsent) == (wrong, ())
+        assert refused.error.strip()
+        assert ids(destination.arrived()) == ids([first, last])
+
+    def test_an_outage_is_no_messages_fault_and_names_what_is_to_be_sent_again(
+        self, destination: DestinationUnderTest
+    ) -> None:
+        lost, good = numbered(destination.gone, 3), replace(numbered(destination.name, 1)[0], id="good")
+        (answer,) = self.send(destination.publisher(), [lost[0], good, *lost[1:]])
+        assert (answer.refused, str(answer.error).strip() != "") == ((), True)
+        assert {one.id for one in lost} <= {one.id for one in answer.unsent} <= {one.id for one in [*lost, good]}
+        if good not in answer.unsent:
+            assert ids(destination.arrived()) == ["good"]
+
+    def test_an_outage_counts_what_was_refused_before_it(self, destination: DestinationUnderTest) -> None:
+        wrong = destination.unacceptable()
+        if wrong is None:
+            pytest.skip("it takes every message")
+        (lost,) = numbered(destination.gone, 1)
+        (answer,) = self.send(destination.publisher(), [wrong, lost])
+        refused = [one.message for one in answer.refused]
+        assert (refused, answer.unsent) in (([wrong], (lost,)), ([], (wrong, lost)))
+
+    def test_it_sends_again_after_an_outage(self, destination: DestinationUnderTest) -> None:
+        good = numbered(destination.name, 2)
+        lost, sent = self.send(destination.publisher(), numbered(destination.gone, 1), good)
+        assert lost.error is not None
+        assert sent == Answer([])
+        assert ids(destination.arrived()) == ids(good)
+
+    def test_several_calls_may_be_under_way_at_once(self, destination: DestinationUnderTest) -> None:
+        messages = numbered(destination.name, 40)
+        calls = [messages[start : start + 5] for start in range(0, 40, 5)]
+        assert self.send_at_once(destination.publisher(), *calls) == [Answer([])] * 8
+        assert ids(destination.arrived()) == ids(messages)
+
+
+def numbered(destination: str, count: int) -> list[OutboxMessage]:
+    """Return so many messages, each of another key."""
+    return [
+        OutboxMessage(f"m-{number:02}", destination, json.dumps({"number": number}).encode(), f"key-{number}")
+        for number in range(count)
+    ]
+
+
+def ids(messages: Sequence[Message | OutboxMessage]) -> list[str]:
+    """Return the ids of messages, sorted: most brokers promise no order."""
+    return sorted(message.id for message in messages)
+
+
+def lost_in(error: BrokerError, messages: Sequence[OutboxMessage]) -> Answer:
+    """Return what an outage says of a call."""
+    if isinstance(error, PartlySent):
+        return Answer(tuple(error.refused), tuple(error.unsent), error)
+    return Answer((), tuple(messages), error)
+
+
+def _answer(publisher: Publisher, messages: Sequence[OutboxMessage]) -> Answer:
+    try:
+        return Answer(list(publisher.send(messages) or ()))
+    except BrokerError as error:
+        return lost_in(error, messages)
