@@ -474,7 +474,7 @@ MUTATIONS = (
         "inbox/txbox/leases/leases.sql",
         "AND (lease.expires_at IS NULL OR lease.expires_at <= {{now_at_most}})",
         "AND (true OR lease.expires_at <= {{now_at_most}})",
-        "tests/integration/txbox/leases/test_conformance.py::"
+        "tests/integration/txbox/leases/test_conformance.py::TestLedgers::"
         "test_the_first_one_has_it_and_the_next_one_has_to_wait[postgres]",
     ),
     Mutation(
@@ -483,7 +483,7 @@ MUTATIONS = (
         "inbox/txbox/leases/leases.sql",
         "AND lease.message_id = %(message_id)s AND lease.fence = %(fence)s",
         "AND lease.message_id = %(message_id)s AND lease.fence >= %(fence)s",
-        "tests/integration/txbox/leases/test_conformance.py::"
+        "tests/integration/txbox/leases/test_conformance.py::TestLedgers::"
         "test_a_lease_that_ran_out_is_taken_over_and_the_late_owner_can_do_nothing[postgres]",
     ),
     Mutation(
@@ -502,7 +502,7 @@ MUTATIONS = (
         "inbox/txbox/leases/leases.sql",
         "WHERE lease.completed_at IS NULL\n",
         "WHERE true\n",
-        "tests/integration/txbox/leases/test_conformance.py::"
+        "tests/integration/txbox/leases/test_conformance.py::TestLedgers::"
         "test_what_is_completed_stays_completed_with_its_result[postgres]",
     ),
     Mutation(
@@ -530,7 +530,7 @@ MUTATIONS = (
         "workers/txbox_aws/dynamodb/ledger.py",
         '"#fence = :fence AND attribute_exists(#expires_at)",',
         '"#fence >= :fence AND attribute_exists(#expires_at)",',
-        "tests/integration/txbox/leases/test_conformance.py::"
+        "tests/integration/txbox/leases/test_conformance.py::TestLedgers::"
         "test_a_lease_that_ran_out_is_taken_over_and_the_late_owner_can_do_nothing[dynamodb]",
     ),
     Mutation(

@@ -4,6 +4,9 @@ import ast
 
 from mutations.catalogue import MUTATIONS, REPOSITORY
 
+SUITES = REPOSITORY / "workers" / "txbox_testing" / "conformance"
+"""What a class of tests may have inherited."""
+
 
 def test_there_are_enough() -> None:
     assert len(MUTATIONS) >= 84
@@ -22,5 +25,6 @@ def test_each_finds_its_text_once_and_leaves_code_that_can_be_read() -> None:
 def test_each_names_a_test_that_there_is() -> None:
     for mutation in MUTATIONS:
         file, _, test = mutation.test.partition("::")
-        tests = (REPOSITORY / file).read_text()
-        assert f"def {test.partition('[')[0]}" in tests, mutation
+        suite, _, name = test.rpartition("::")
+        files = [REPOSITORY / file, *(SUITES.glob("*.py") if suite else ())]
+        assert any(f"def {name.partition('[')[0]}" in each.read_text() for each in files), mutation

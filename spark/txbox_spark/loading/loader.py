@@ -53,7 +53,7 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
     if resume is None:
         choice, few = choose(context, writer_name)
         writer = _writer(context, choice.writer)
-        run = _begin_run(context, choice.writer, writer, few)
+        run = begin_run(context, choice.writer, writer, few)
     else:
         run = context.ledger.read(resume)
         if writer_name not in (AUTO, run.writer):
@@ -108,7 +108,7 @@ def _survey_few(context: LoadContext) -> Survey | None:
         return survey_few(context.events)
 
 
-def _begin_run(context: LoadContext, writer_name: str, writer: Writer, found: Survey | None) -> Run:
+def begin_run(context: LoadContext, writer_name: str, writer: Writer, found: Survey | None) -> Run:
     """Survey the source, unless it has been surveyed, cut it into chunks, and begin a run."""
     if found is None:
         with context.stage("survey", None):

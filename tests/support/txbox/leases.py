@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from support.waiting import wait_until
-from txbox.leases import Lease, LeaseState, Ledger, PostgresLedger
+from txbox.leases import Lease, Ledger, PostgresLedger
+from txbox_testing.conformance.ledger import acquired as acquired
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,6 @@ def dynamodb_store(client: Any) -> Store:
         expire,
         {"store": "dynamodb", "table": table},
     )
-
-
-def acquired(ledger: Ledger, message_id: str, **options: Any) -> Lease:
-    """The lease of a message that is free."""
-    acquisition = ledger.acquire(message_id, **options)
-    assert acquisition.state is LeaseState.ACQUIRED, acquisition
-    assert acquisition.lease is not None
-    return acquisition.lease
 
 
 def acquired_in_time(ledger: Ledger, message_id: str, lease_seconds: float = 60.0) -> Lease:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import pytest
 
@@ -19,6 +19,8 @@ from txbox_testing.conformance.publisher import (
 )
 
 __all__ = ["AsyncDestinationUnderTest", "AsyncPublisherConformance"]
+
+Result = TypeVar("Result")
 
 LIMIT_SECONDS = 30.0
 """What need not wait for anything has ended by then."""
@@ -90,8 +92,8 @@ async def _answer(publisher: AsyncPublisher, messages: Sequence[OutboxMessage]) 
         return lost_in(error, messages)
 
 
-def _run(publisher: Publisher | AsyncPublisher, work: Callable[[AsyncPublisher], Awaitable[Any]]) -> Any:
-    async def entered() -> Any:
+def _run(publisher: Publisher | AsyncPublisher, work: Callable[[AsyncPublisher], Awaitable[Result]]) -> Result:
+    async def entered() -> Result:
         async with AsyncExitStack() as stack:
             if hasattr(publisher, "__aenter__"):
                 await stack.enter_async_context(cast("Any", publisher))
