@@ -242,7 +242,8 @@ def test_the_changelog_has_this_version() -> None:
 
 def those_that_exist(named: set[str]) -> set[str]:
     """Return those that are tests; to parse all files of them takes a second."""
-    texts = [path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    suites = (REPOSITORY / "workers" / "txbox_testing" / "conformance").glob("*.py")
+    texts = [path.read_text() for path in [*(REPOSITORY / "tests").rglob("test_*.py"), *suites]]
     return {
         node.name
         for text in texts

@@ -61,6 +61,12 @@ PUBLIC = {
     "txbox_aws.envelopes": "Envelope open_envelope",
     "txbox_workers.visibility_heartbeat": "VisibilityHeartbeat",
     "txbox_workers.memory_source": "MemorySource",
+    "txbox_workers.brokers": "Broker GROUP Queue broker_entry broker_of letter_sender scheme",
+    "txbox_testing.conformance.source": "QueueUnderTest SourceConformance",
+    "txbox_testing.conformance.publisher": "Answer DestinationUnderTest PublisherConformance",
+    "txbox_testing.conformance.async_publisher": "AsyncDestinationUnderTest AsyncPublisherConformance",
+    "txbox_testing.conformance.ledger": "LedgerConformance LedgerStore",
+    "txbox_testing.conformance.writer": "LoadUnderTest WriterConformance",
     "txbox_workers.options": "MAX_ATTEMPTS ProcessingOptions WorkerOptions",
     "txbox_workers.worker": "Worker",
     "txbox_workers.coroutines": """

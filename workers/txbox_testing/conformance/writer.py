@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -14,9 +14,7 @@ from txbox_spark.loading.ledger import Run
 from txbox_spark.loading.loader import begin_run
 from txbox_spark.loading.writer import RowCounts, Writer
 from txbox_spark.options import ValidLoadOptions
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from txbox_spark.runtime.lazy_imports import SparkSession
 
 __all__ = ["LoadUnderTest", "WriterConformance"]
 
@@ -33,7 +31,7 @@ class LoadUnderTest(Protocol):
         name: the writer's name in the ledger, ``copy`` or ``jdbc``.
     """
 
-    spark: "SparkSession"
+    spark: SparkSession
     url: str
     name: str
 
