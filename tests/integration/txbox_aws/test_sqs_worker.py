@@ -4,14 +4,14 @@ import itertools
 import json
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import Engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
-from support.aws.queues import attribute, held, send, sns_notification, wait_until_empty
+from support.aws.queues import attribute, send, sns_notification, wait_until_empty
 from support.txbox.events import Kept
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once
@@ -106,48 +106,6 @@ def test_deletes_that_sqs_does_not_confirm_lead_to_duplicates_that_are_rejected(
     assert business.applied() == once(ids(12))
     acked = Counter(event.message_id for event in kept.of(Settled) if event.acked)
     assert acked == once(ids(12)), "only what SQS has confirmed counts as acked"
-
-
-def test_the_count_of_the_broker_goes_on_over_hand_backs(
-    engine: Engine, business: Business, sqs: "SQSClient", queue: str
-) -> None:
-    attempts = itertools.count(1)
-
-    def handle(session: Session, message: Message) -> None:
-        apply(session, message)
-        if next(attempts) < 4:
-            raise ValueError("not yet")
-
-    kept = Kept()
-    send(sqs, queue, ["a"])
-    with at_work(make(queue, engine, handle, hooks=[kept])):
-        wait_until_empty(sqs, queue)
-    assert [event.attempts for event in kept.of(Settled)] == [1, 2, 3, 4]
-    assert business.applied() == once("a")
-
-
-def test_batch_handler_session_factory_and_threads_are_passed_on(
-    engine: Engine, business: Business, sqs: "SQSClient", queue: str
-) -> None:
-    class HostSession(Session):
-        pass
-
-    both_threads = threading.Barrier(2)
-    calls: list[tuple[type[Session], list[str]]] = []
-
-    def handle(session: Session, batch: Sequence[Message]) -> None:
-        both_threads.wait(60)
-        calls.append((type(session), [message.id for message in batch]))
-        for message in batch:
-            apply(session, message)
-
-    send(sqs, queue, ["a", "b"])
-    factory = sessionmaker(class_=HostSession)
-    with at_work(make(queue, engine, batch_handler=handle, session_factory=factory, threads=2, batch_size=1)):
-        wait_until_empty(sqs, queue)
-    assert business.applied() == once("ab")
-    assert sorted(batch for _, batch in calls) == [["a"], ["b"]]
-    assert all(issubclass(kind, HostSession) for kind, _ in calls)
 
 
 # --- order -----------------------------------------------------------------------------------------------------------
@@ -289,46 +247,6 @@ def test_without_a_heartbeat_the_inbox_still_holds(
 
 
 # --- stopping --------------------------------------------------------------------------------------------------------
-
-
-def test_stop_hands_the_rest_back_so_that_another_worker_has_it_promptly(
-    engine: Engine, business: Business, sqs: "SQSClient", queue: str
-) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def handle(session: Session, message: Message) -> None:
-        apply(session, message)
-        begun.set()
-        assert go.wait(20)
-
-    send(sqs, queue, ids(10))
-    worker = make(queue, engine, handle, transactions="message", visibility_seconds=300)
-    worker.start()
-    assert begun.wait(20)
-    taken = held(sqs, queue)["in_flight"]
-    assert taken > 1
-    stopper = threading.Thread(target=worker.stop)
-    stopper.start()
-    wait_until(worker._stopping.is_set)
-    go.set()
-    stopper.join(20)
-    assert len(business.applied()) == 1
-    assert held(sqs, queue) == {"waiting": 9, "in_flight": 0, "delayed": 0}
-    with at_work(make(queue, engine)):
-        wait_until_empty(sqs, queue, timeout=60)
-    assert business.applied() == once(ids(10))
-
-
-def test_a_worker_that_was_stopped_can_start_again(
-    engine: Engine, business: Business, sqs: "SQSClient", queue: str
-) -> None:
-    worker = make(queue, engine)
-    for message_id in "ab":
-        send(sqs, queue, [message_id])
-        with at_work(worker):
-            wait_until_empty(sqs, queue)
-    assert business.applied() == once("ab")
-    assert worker.counts == {Outcome.PROCESSED: 2}
 
 
 def test_start_refuses_a_queue_that_does_not_exist(engine: Engine, queue: str) -> None:

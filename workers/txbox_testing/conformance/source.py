@@ -239,13 +239,15 @@ class SourceConformance:
         assert sorted(seen) == sorted(one.id for one in messages(40))
         assert queue.held() == 0
 
-    def test_close_may_be_called_twice_and_keeps_other_clients_open(self, queue: QueueUnderTest) -> None:
+    def test_one_that_was_closed_closes_no_other_and_can_be_opened_again(self, queue: QueueUnderTest) -> None:
         queue.put(messages(1))
-        with closing(queue.source()) as other:
-            source = queue.source()
-            source.open()
-            source.close()
-            source.close()
+        with closing(queue.source()) as source, closing(queue.source()) as other:
+            for client in (source, other, source):  # a worker that was stopped can start again
+                client.open()
+                (delivery,) = all_of(client, 1)
+                client.hand_back([failed(delivery)])
+                source.close()
+                source.close()
             assert ids(all_of(other, 1)) == ["m-0"]
 
 

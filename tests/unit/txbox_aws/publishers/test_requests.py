@@ -107,12 +107,6 @@ def test_headers_name_an_events_source_and_type(publishers: Publishers, broker: 
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def test_twenty_five_messages_in_three_calls(publisher: AwsPublisher, broker: ScriptedAws, kind: str) -> None:
-    publisher.send(numbered(DESTINATIONS[kind], 25))
-    assert sorted(len(call.entries) for call in broker.calls) == [5, 10, 10]
-    assert len(broker.taken) == 25
-
-
 @pytest.mark.parametrize(("kind", "limit"), [("sqs", 1_048_576), ("sns", 262_144), ("eventbridge", 1_000_000)])
 def test_a_call_has_no_more_bytes_than_the_service_takes(
     publisher: AwsPublisher, broker: ScriptedAws, kind: str, limit: int
