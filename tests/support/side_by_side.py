@@ -17,7 +17,7 @@ GROUPS = {
     "tests/integration/txbox_cli/test_loads_commands.py": "spark 2",
     "tests/integration/txbox_cli/test_source_commands.py": "spark 2",
     "tests/integration/txbox_testing/test_loads.py": "spark 2",
-    "tests/integration/txbox_testing/conformance/test_writers.py": "spark 2",
+    "tests/integration/txbox_testing/test_writers.py": "spark 2",
     "tests/integration/txbox_spark/": "spark",
     "tests/integration/hosts/test_bulk_loads.py": "spark",
     "tests/acceptance/spark/": "spark",

@@ -63,8 +63,9 @@ PUBLIC = {
     "txbox_workers.memory_source": "MemorySource",
     "txbox_workers.brokers": "Broker GROUP Queue broker_entry broker_of letter_sender scheme",
     "txbox_testing.conformance.source": "QueueUnderTest SourceConformance",
-    "txbox_testing.conformance.publisher": "Answer DestinationUnderTest PublisherConformance",
-    "txbox_testing.conformance.async_publisher": "AsyncDestinationUnderTest AsyncPublisherConformance",
+    "txbox_testing.conformance.publisher": """
+        Answer AsyncDestinationUnderTest AsyncPublisherConformance DestinationUnderTest PublisherConformance
+    """,
     "txbox_testing.conformance.ledger": "LedgerConformance LedgerStore",
     "txbox_testing.conformance.writer": "LoadUnderTest WriterConformance",
     "txbox_workers.options": "MAX_ATTEMPTS ProcessingOptions WorkerOptions",

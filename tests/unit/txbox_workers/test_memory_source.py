@@ -1,4 +1,4 @@
-"""The source in memory: what it does beyond the port, whose suite is run in txbox_testing/conformance."""
+"""The source in memory: what it does beyond the port, whose suite is run in txbox_testing/test_conformance.py."""
 
 import threading
 import time

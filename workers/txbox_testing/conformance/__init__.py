@@ -5,6 +5,4 @@ A suite is a class. Subclass it in a test file under a name that begins with ``T
 
 import pytest
 
-pytest.register_assert_rewrite(
-    *(f"{__name__}.{suite}" for suite in ("source", "publisher", "async_publisher", "ledger", "writer"))
-)
+pytest.register_assert_rewrite(*(f"{__name__}.{suite}" for suite in ("source", "publisher", "ledger", "writer")))

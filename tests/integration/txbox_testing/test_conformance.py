@@ -1,5 +1,9 @@
-"""Every source of ours keeps the promises of the port, and so does one of another package."""
+"""What ours and a broker of another package promise, by the suites of the ports.
 
+Publishers of AWS are asked in ``txbox_aws/publishers``, ledgers in ``txbox/leases``, writers in ``test_writers.py``.
+"""
+
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,12 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.aws.queues import held
-from support.directory_broker import DirectorySource, write
-from txbox import Message
-from txbox.relay import OutboxMessage
+from support.directory_broker import MAX_BYTES, DirectoryPublisher, DirectorySource, write
+from txbox import BrokerError, Message
+from txbox.relay import AsyncFunctionPublisher, FunctionPublisher, OutboxMessage
 from txbox_aws.publishers import SqsPublisher
 from txbox_aws.sqs import SqsSource
-from txbox_testing.conformance.source import SourceConformance
+from txbox_testing.conformance.publisher import AsyncPublisherConformance, PublisherConformance
+from txbox_testing.conformance.source import SourceConformance, in_order
 from txbox_workers.memory_source import MemorySource
 
 if TYPE_CHECKING:
@@ -66,26 +71,69 @@ class SqsQueue:
         return sum(held(self._sqs, self._url).values())
 
 
-class Directory:
-    """One of the broker that these tests make up."""
+class Called:
+    """What functions were called with."""
 
-    batch_size, keeps_order = 10, False
+    name, gone, hanging = "own:here", "own:gone", "own:hanging"
+    takes_events_only, keeps_order = False, True
+
+    def __init__(self, publishes: type[FunctionPublisher] | type[AsyncFunctionPublisher]) -> None:
+        self._publishes = publishes
+        self._arrived: list[Message] = []
+
+    def publisher(self) -> FunctionPublisher | AsyncFunctionPublisher:
+        return self._publishes(self._call if self._publishes is FunctionPublisher else self._await)
+
+    def unacceptable(self) -> OutboxMessage:
+        return OutboxMessage("wrong", self.name, b"wrong")
+
+    def arrived(self) -> Sequence[Message]:
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def _call(self, message: OutboxMessage) -> None:
+        if message.destination == self.gone:
+            raise BrokerError("away")
+        if message.id == "wrong":
+            raise ValueError("not this one")
+        self._arrived.append(Message(message.id, message.body, message.headers))
+
+    async def _await(self, message: OutboxMessage) -> None:
+        if message.destination == self.hanging:
+            await asyncio.get_running_loop().create_future()
+        self._call(message)
+
+
+class Directory:
+    """A queue and a destination of the broker that these tests make up."""
+
+    batch_size, keeps_order, takes_events_only = 10, False, False
 
     def __init__(self, folder: Path) -> None:
+        self.name, self.gone = f"dir:{folder}", f"dir:{folder}/gone"
         self._folder = folder
 
     def source(self, visibility_seconds: int = 60) -> DirectorySource:
-        return DirectorySource(f"dir:{self._folder}", visibility_seconds=visibility_seconds)
+        return DirectorySource(self.name, visibility_seconds=visibility_seconds)
 
     def missing(self) -> DirectorySource:
-        return DirectorySource(f"dir:{self._folder}/missing")
+        return DirectorySource(self.gone)
 
     def put(self, messages: Sequence[Message], key: str | None = None) -> None:
         for one in messages:
-            write(f"dir:{self._folder}", one.id, one.body, {**one.headers, **({"key": key} if key else {})})
+            write(self.name, one.id, one.body, {**one.headers, **({"key": key} if key else {})})
 
     def held(self) -> int:
         return len(list(self._folder.iterdir()))
+
+    def publisher(self) -> DirectoryPublisher:
+        return DirectoryPublisher()
+
+    def unacceptable(self) -> OutboxMessage:
+        return OutboxMessage("large", self.name, b"x" * (MAX_BYTES + 1))
+
+    def arrived(self) -> Sequence[Message]:
+        return [one.message for one in in_order(self.source(), self.held())]
 
 
 class TestMemorySource(SourceConformance):
@@ -103,4 +151,22 @@ class TestSqsSource(SourceConformance):
 class TestDirectorySource(SourceConformance):
     @pytest.fixture
     def queue(self, tmp_path: Path) -> Directory:
+        return Directory(tmp_path)
+
+
+class TestFunctionPublisher(PublisherConformance):
+    @pytest.fixture
+    def destination(self) -> Called:
+        return Called(FunctionPublisher)
+
+
+class TestAsyncFunctionPublisher(AsyncPublisherConformance):
+    @pytest.fixture
+    def destination(self) -> Called:
+        return Called(AsyncFunctionPublisher)
+
+
+class TestDirectoryPublisher(PublisherConformance):
+    @pytest.fixture
+    def destination(self, tmp_path: Path) -> Directory:
         return Directory(tmp_path)
