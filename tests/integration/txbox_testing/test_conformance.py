@@ -87,7 +87,7 @@ class Called:
     def unacceptable(self) -> OutboxMessage:
         return OutboxMessage("wrong", self.name, b"wrong")
 
-    def arrived(self) -> Sequence[Message]:
+    def arrived(self, count: int) -> Sequence[Message]:
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -132,7 +132,7 @@ class Directory:
     def unacceptable(self) -> OutboxMessage:
         return OutboxMessage("large", self.name, b"x" * (MAX_BYTES + 1))
 
-    def arrived(self) -> Sequence[Message]:
+    def arrived(self, count: int) -> Sequence[Message]:
         return [one.message for one in in_order(self.source(), self.held())]
 
 

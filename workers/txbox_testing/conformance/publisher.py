@@ -62,8 +62,8 @@ class DestinationUnderTest(Protocol):
     def unacceptable(self) -> OutboxMessage | None:
         """Return a message that is refused here, through its own fault; None where all are taken."""
 
-    def arrived(self) -> Sequence[Message]:
-        """Return what has arrived since it was asked last, in the order in which it arrived."""
+    def arrived(self, count: int) -> Sequence[Message]:
+        """Return what has arrived since it was asked last, in order; wait until it is as many, if that takes time."""
 
 
 class Answer(NamedTuple):
@@ -106,26 +106,26 @@ class PublisherConformance:
             for number, body in enumerate(bodies)
         ]
         assert self.send(destination.publisher(), messages) == [Answer([])]
-        arrived = {message.id: message for message in destination.arrived()}
+        arrived = {message.id: message for message in destination.arrived(len(messages))}
         assert {id_: message.body for id_, message in arrived.items()} == {one.id: one.body for one in messages}
         assert all(HEADERS.items() <= message.headers.items() for message in arrived.values())
 
     def test_one_call_may_have_many_messages(self, destination: DestinationUnderTest) -> None:
         assert self.send(destination.publisher(), numbered(destination.name, 33)) == [Answer([])]
-        assert ids(destination.arrived()) == ids(numbered(destination.name, 33))
+        assert ids(destination.arrived(33)) == ids(numbered(destination.name, 33))
 
     def test_what_is_sent_again_has_the_id_that_it_had(self, destination: DestinationUnderTest) -> None:
         (message,) = numbered(destination.name, 1)
         answers = self.send(destination.publisher(), [message], [replace(message, attempts=1)])
         assert answers == [Answer([])] * 2
-        assert {one.id for one in destination.arrived()} == {message.id}
+        assert {one.id for one in destination.arrived(1)} == {message.id}
 
     def test_messages_of_a_key_arrive_in_the_order_of_the_calls(self, destination: DestinationUnderTest) -> None:
         if not destination.keeps_order:
             pytest.skip("the broker keeps no order")
         messages = [replace(one, key="ann") for one in numbered(destination.name, 5)]
         assert self.send(destination.publisher(), *([one] for one in messages)) == [Answer([])] * 5
-        assert [one.id for one in destination.arrived()] == [one.id for one in messages]
+        assert [one.id for one in destination.arrived(5)] == [one.id for one in messages]
 
     def test_a_message_that_is_refused_is_named_and_no_other(self, destination: DestinationUnderTest) -> None:
         wrong = destination.unacceptable()
@@ -136,7 +136,7 @@ class PublisherConformance:
         (refused,) = answer.refused
         assert (refused.message, answer.unsent) == (wrong, ())
         assert refused.error.strip()
-        assert ids(destination.arrived()) == ids([first, last])
+        assert ids(destination.arrived(2)) == ids([first, last])
 
     def test_an_outage_is_no_messages_fault_and_names_what_is_to_be_sent_again(
         self, destination: DestinationUnderTest
@@ -146,7 +146,7 @@ class PublisherConformance:
         assert (answer.refused, str(answer.error).strip() != "") == ((), True)
         assert {one.id for one in lost} <= {one.id for one in answer.unsent} <= {one.id for one in [*lost, good]}
         if good not in answer.unsent:
-            assert ids(destination.arrived()) == ["good"]
+            assert ids(destination.arrived(1)) == ["good"]
 
     def test_an_outage_counts_what_was_refused_before_it(self, destination: DestinationUnderTest) -> None:
         wrong = destination.unacceptable()
@@ -162,13 +162,13 @@ class PublisherConformance:
         lost, sent = self.send(destination.publisher(), numbered(destination.gone, 1), good)
         assert lost.error is not None
         assert sent == Answer([])
-        assert ids(destination.arrived()) == ids(good)
+        assert ids(destination.arrived(2)) == ids(good)
 
     def test_several_calls_may_be_under_way_at_once(self, destination: DestinationUnderTest) -> None:
         messages = numbered(destination.name, 40)
         calls = [messages[start : start + 5] for start in range(0, 40, 5)]
         assert self.send_at_once(destination.publisher(), *calls) == [Answer([])] * 8
-        assert ids(destination.arrived()) == ids(messages)
+        assert ids(destination.arrived(40)) == ids(messages)
 
 
 class AsyncDestinationUnderTest(DestinationUnderTest, Protocol):
@@ -222,12 +222,12 @@ class AsyncPublisherConformance(PublisherConformance):
             assert await asyncio.wait_for(_awaited(entered, after), LIMIT_SECONDS) == Answer([])
 
         _run(destination.publisher(), beside_it)
-        assert ids(destination.arrived()) == ids([*good, *after])
+        assert ids(destination.arrived(21)) == ids([*good, *after])
 
     def test_it_works_in_another_loop_after_the_first_has_ended(self, destination: AsyncDestinationUnderTest) -> None:
         publisher, (first, second) = destination.publisher(), numbered(destination.name, 2)
         assert self.send(publisher, [first]) + self.send(publisher, [second]) == [Answer([])] * 2
-        assert ids(destination.arrived()) == ids([first, second])
+        assert ids(destination.arrived(2)) == ids([first, second])
 
 
 def numbered(destination: str, count: int) -> list[OutboxMessage]:

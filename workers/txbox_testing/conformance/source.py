@@ -44,7 +44,7 @@ class QueueUnderTest(Protocol):
         """Send messages, in order, with their ids and headers, of a key or of none."""
 
     def held(self) -> int:
-        """Return how many messages the broker holds, delivered ones too."""
+        """Return how many messages the broker holds, delivered ones too; it is asked again while that is too many."""
 
 
 class SourceConformance:
@@ -115,14 +115,14 @@ class SourceConformance:
             assert len({one.receipt for one in received}) == 5
             assert {one.receive_count for one in received} == {1}
             assert list(other.receive()) == []
-            assert queue.held() == 5
+            until(lambda: queue.held() == 5)
 
     def test_what_is_acked_is_gone_and_nothing_else_is(self, queue: QueueUnderTest) -> None:
         queue.put(messages(3))
         with closing(queue.source()) as source:
             first, second, third = all_of(source, 3)
             assert set(source.ack([first, third])) == {first.receipt, third.receipt}
-            assert queue.held() == 1
+            until(lambda: queue.held() == 1)
             source.hand_back([failed(second)])
             assert ids(all_of(source, 1)) == [second.message.id]
             assert list(source.receive()) == []
@@ -133,7 +133,7 @@ class SourceConformance:
         with closing(queue.source()) as source:
             received = all_of(source, count)
             assert set(source.ack(received)) == {one.receipt for one in received}
-        assert queue.held() == 0
+        until(lambda: queue.held() == 0)
 
     def test_to_settle_nothing_does_nothing(self, queue: QueueUnderTest) -> None:
         with closing(queue.source()) as source:
@@ -147,7 +147,7 @@ class SourceConformance:
             first, _ = all_of(source, 2)
             source.ack([first])
             source.ack([first])
-        assert queue.held() == 1
+        until(lambda: queue.held() == 1)
 
     def test_what_is_handed_back_comes_again_to_any_client_and_is_counted(self, queue: QueueUnderTest) -> None:
         queue.put([Message("m", BODIES[0], HEADERS)])
@@ -190,17 +190,17 @@ class SourceConformance:
         assert (again.message.id, again.receive_count) == ("m-0", 2)
 
     def test_an_extension_keeps_a_delivery_from_others(self, queue: QueueUnderTest) -> None:
-        with closing(queue.source(2)) as source, closing(queue.source(2)) as other:
+        with closing(queue.source(3)) as source, closing(queue.source(3)) as other:
             if source.visibility_seconds is None:
                 pytest.skip("its deliveries are their receiver's for ever")
             queue.put(messages(1))
             (delivery,) = all_of(source, 1)
             began = time.monotonic()
             assert source.extend_visibility([delivery], 60) == {}
-            while time.monotonic() - began < 3:
+            while time.monotonic() - began < 4.5:
                 assert list(other.receive()) == []
             assert list(source.ack([delivery])) == [delivery.receipt]
-        assert queue.held() == 0
+        until(lambda: queue.held() == 0)
 
     def test_a_key_travels(self, queue: QueueUnderTest) -> None:
         queue.put(messages(3), key="ann")
@@ -237,7 +237,7 @@ class SourceConformance:
             for ended in [pool.submit(work) for _ in range(8)]:
                 ended.result()
         assert sorted(seen) == sorted(one.id for one in messages(40))
-        assert queue.held() == 0
+        until(lambda: queue.held() == 0)
 
     def test_one_that_was_closed_closes_no_other_and_can_be_opened_again(self, queue: QueueUnderTest) -> None:
         queue.put(messages(1))

@@ -37,7 +37,7 @@ class Destination:
     def unacceptable(self) -> OutboxMessage:
         return OutboxMessage("wrong", self.name, b"x" * 3_000_000, key="wrong")
 
-    def arrived(self) -> Sequence[Message]:
+    def arrived(self, count: int) -> Sequence[Message]:
         return self._road.arrived()
 
 
