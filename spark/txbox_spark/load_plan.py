@@ -173,9 +173,7 @@ def _look_up(context: LoadContext, batch: "pyarrow.RecordBatch") -> _Ids:
     """Count what has become of ids, which are sorted, in a transaction that leaves nothing."""
     one = context.options
     columns = _sent_at(context)
-    plan = MergePlan(
-        "", one.subscriber_id, columns, "", one.schema, one.prefix, sent_at=one.sent_at, apply_expired=one.apply_expired
-    )
+    plan = MergePlan.of(one, run_id="", columns=columns, apply="")
     with short_transaction(context.engine) as connection:
         connection.exec_driver_sql(SERVER.no_time_limit)
         connection.exec_driver_sql(create_fresh(columns))

@@ -1,27 +1,33 @@
-"""The options of ``bulk_load`` and ``inbox_sink``: listed, documented and validated once.
+"""The options of a bulk load: listed, documented and validated once.
 
-The first class types the keyword arguments; the second one holds their defaults, and refuses what cannot work.
+The fields of ``ValidLoadOptions`` have the type of each, its default, what it may be, and what the command line says of
+it. `txbox bulk-load` and format txbox are made from them; a run's ``MergePlan`` inherits those of ``MergeOptions``.
+``LoadOptions`` is for type checkers and readers; a test compares it with the fields.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
-from typing import Required, Self, TypedDict
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, Required, Self, TypedDict, get_args
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Connection
 
 from txbox import Inbox, InvalidConfiguration, SqlEffect
 from txbox.effects import Field, Upsert
 from txbox.postgres.urls import database_url
-from txbox_spark.merging.effects.effect_runner import Apply
-from txbox_spark.merging.merge_plan import EFFECTS_SECONDS, STALLED_SECONDS
-from txbox_spark.merging.merge_sizer import LOCK_SECONDS
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.reading.row_order import ANY, is_known
 from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
 
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
+
+Apply = str | SqlEffect | Callable[[Connection], object]
+"""SQL over the relation ``fresh_event``, also as an effect that publishes; or a callable that is given the connection.
+
+It is sent to the executors, so it must be picklable, and what it imports must be there.
+"""
 
 WRITERS = AUTO, COPY, JDBC = "auto", "copy", "jdbc"
 
@@ -37,7 +43,7 @@ TIMES = ("timestamp with time zone", "timestamptz")
 """Types of a column that tells when an event was sent."""
 
 ABANDONED_SECONDS = 24 * 3600.0
-"""After so long without a heartbeat, a run's staging table is dropped."""
+"""After so long without a heartbeat, a run's staging table is dropped, and a batch that a stream has left forgotten."""
 
 
 class LoadOptions(TypedDict, total=False):
@@ -63,9 +69,7 @@ class LoadOptions(TypedDict, total=False):
         parallelism: how many chunks are merged at once; None, the default: as many as Spark runs tasks.
         chunk_rows: rows that a transaction merges, about, at most; ``CHUNK_ROWS`` by default.
         lock_seconds: how long a transaction holds the locks that workers may wait for, about; it takes as many rows as
-            that allows. 0.25 by default. Longer is faster.
-        abandoned_seconds: after so long without a heartbeat, other runs' staging tables are dropped, and batches that
-            other streams have left are forgotten; ``ABANDONED_SECONDS`` by default.
+            that allows. 0.5 by default. Longer is faster.
         stalled_seconds: how long a chunk's transaction may do nothing, between two statements of a callable, say,
             before Postgres ends it; and how long a chunk waits for a lock before it releases its own. 120 by default.
         effects_seconds: how long a chunk waits for one and the same other chunk of the subscriber to apply its events,
@@ -99,7 +103,6 @@ class LoadOptions(TypedDict, total=False):
     parallelism: int | None
     chunk_rows: int
     lock_seconds: float
-    abandoned_seconds: float
     stalled_seconds: float
     effects_seconds: float
     executor_seconds: float
@@ -111,36 +114,113 @@ class LoadOptions(TypedDict, total=False):
     keep: str
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field's type and default do not say of an option that may be given as text."""
+
+    help: str  # of the command line; {} is the default
+    metavar: str | None = None
+    is_valid: Callable[[Any], bool] = lambda _: True
+    must_be: str = ""
+    least: int | None = None  # of a whole number
+    in_format: bool = False  # format txbox has it, too
+
+    def problem(self, name: str, value: Any) -> str | None:
+        """Return what is wrong with a value, if anything is; ``name`` is what the caller has called the option."""
+        if value is None or (self.is_valid(value) and (self.least is None or value >= self.least)):
+            return None
+        return f"{name} must be {self.must_be or f'at least {self.least}'}, not {value!r}"
+
+
+def _option(default: Any, help: str, metavar: str | None = None, **rest: Any) -> Any:  # noqa: A002 - Option's
+    return field(default=default, metadata={Option: Option(help, metavar, **rest)})
+
+
+def _seconds(default: float, help: str, **rest: Any) -> Any:  # noqa: A002
+    return _option(
+        default, help, is_valid=lambda n: 0 < n <= 24 * 3600, must_be="more than 0 and at most a day", **rest
+    )
+
+
+def is_limit(max_rejected: object) -> bool:
+    """Return whether this says how many rows may be rejected: a number, or at most 100 percent."""
+    return _MOST_REJECTED.fullmatch(str(max_rejected)) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidLoadOptions:
+class MergeOptions:
+    """Those of a load that the merge of its chunks goes by."""
+
+    subscriber_id: str
+    schema: str | None = None
+    prefix: str = ""
+    lock_seconds: float = _seconds(
+        0.5, "How long a transaction holds locks, about; by default {}. Longer is faster.", in_format=True
+    )
+    stalled_seconds: float = _seconds(
+        120.0, "How long a chunk's transaction may do nothing, or wait for a lock; by default {}.", in_format=True
+    )
+    effects_seconds: float = _seconds(
+        3600.0,
+        "How long a chunk waits while one and the same other one applies events; by default {}.",
+        in_format=True,
+    )
+    sent_at: str | None = _option(
+        None, "When an event was sent; too old ones are not applied.", "COLUMN", in_format=True
+    )
+    apply_expired: bool = _option(False, "Apply also what is too old to tell whether it was processed.", in_format=True)
+    keep: str = _option(
+        ANY,
+        "Which of several rows with one message id is taken.",
+        "any|latest:COLUMN|earliest:COLUMN",
+        is_valid=is_known,
+        must_be="any, latest:COLUMN or earliest:COLUMN",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidLoadOptions(MergeOptions):
     """Options that can work, with their defaults; the fields are those of ``LoadOptions``.
 
     Raises:
         InvalidConfiguration: when made, if something cannot work.
     """
 
+    abandoned_seconds: ClassVar[float] = ABANDONED_SECONDS
+
     of: str  # what they are given to, for errors
     url: str | URL = field(repr=False)
-    subscriber_id: str
     message_id: str
     apply: Apply | Upsert
-    schema: str | None = None
-    prefix: str = ""
     column_types: Mapping[str, str] | None = None
-    writer: str = AUTO
-    parallelism: int | None = None
-    chunk_rows: int = CHUNK_ROWS
-    lock_seconds: float = LOCK_SECONDS
-    abandoned_seconds: float = ABANDONED_SECONDS
-    stalled_seconds: float = STALLED_SECONDS
-    effects_seconds: float = EFFECTS_SECONDS
-    executor_seconds: float = EXECUTOR_SECONDS
-    force: bool = False
-    sent_at: str | None = None
-    apply_expired: bool = False
-    rejected_to: str | None = None
-    max_rejected: int | str | None = None
-    keep: str = ANY
+    writer: str = _option(
+        AUTO,
+        "copy: tasks COPY and merge; jdbc: over a staging table; auto: copy where executors can.",
+        is_valid=WRITERS.__contains__,
+        must_be=f"one of {', '.join(WRITERS)}",
+    )
+    parallelism: int | None = _option(None, "Chunks merged at once; by default as many as Spark runs tasks.", least=1)
+    chunk_rows: int = _option(CHUNK_ROWS, "Rows that a transaction merges, about, at most; by default {}.", least=1)
+    executor_seconds: float = _seconds(
+        EXECUTOR_SECONDS, "How long to wait for an executor of a cluster while there is none; by default {}."
+    )
+    force: bool = _option(
+        False, "Take statements that do not name fresh_event: a function of yours may.", in_format=True
+    )
+    rejected_to: str | None = _option(
+        None,
+        "Keep all rejected rows, each with its cause: as lines of JSON, or in a table of Postgres.",
+        f"FOLDER|{TABLE}NAME",
+        is_valid=lambda to: to.removeprefix(TABLE).strip() != "",
+        must_be=f"a folder, or {TABLE}NAME",
+    )
+    max_rejected: int | str | None = _option(
+        None,
+        "Fail if more rows are rejected: 100, or 2.5%.",
+        "N|P%",
+        is_valid=is_limit,
+        must_be="a number of rows, or a percentage such as 2.5%",
+    )
     database: URL = field(init=False)  # the URL with its driver
 
     @classmethod
@@ -162,22 +242,10 @@ class ValidLoadOptions:
     def __post_init__(self) -> None:
         Inbox(self.subscriber_id)  # refuses a name that cannot be kept
         object.__setattr__(self, "database", database_url(self.url))
-        apply, parallelism = self.apply, self.parallelism
-        self._require(self.writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {self.writer!r}")
-        self._require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
-        self._require(self.chunk_rows >= 1, f"chunk_rows must be at least 1, not {self.chunk_rows!r}")
-        self._require(
-            self.max_rejected is None or is_limit(str(self.max_rejected)),
-            f"max_rejected must be a number of rows, or such as '2.5%', not {self.max_rejected!r}",
-        )
-        self._require(
-            self.rejected_to is None or self.rejected_to.removeprefix(TABLE).strip() != "",
-            f"rejected_to must be a folder, or {TABLE}NAME, not {self.rejected_to!r}",
-        )
-        self._require(is_known(self.keep), f"keep must be any, latest:COLUMN or earliest:COLUMN, not {self.keep!r}")
-        for name in ("lock_seconds", "stalled_seconds", "effects_seconds", "executor_seconds"):
-            seconds = getattr(self, name)
-            self._require(0 < seconds <= 24 * 3600, f"{name} must be more than 0 and at most a day, not {seconds!r}")
+        for name, one in text_options().items():
+            if problem := one.about.problem(name, getattr(self, name)):
+                raise InvalidConfiguration(f"{self.of}: {problem}")
+        apply = self.apply
         self._require(
             self.fields is None or not self.column_types,
             "column_types are for statements without fields; fields, of a SqlEffect or an Upsert, have types",
@@ -240,6 +308,23 @@ class ValidLoadOptions:
             ) from error
 
 
-def is_limit(max_rejected: str) -> bool:
-    """Return whether a text says how many rows may be rejected: a number, or at most 100 percent."""
-    return _MOST_REJECTED.fullmatch(max_rejected) is not None
+class TextOption(NamedTuple):
+    """An option that may be given as text: of the command line, or of format txbox."""
+
+    about: Option
+    kind: type[Any]  # str, bool, float or int
+    default: Any
+
+
+@cache
+def text_options() -> Mapping[str, TextOption]:
+    """Return the options that may be given as text, by name, in the order of ``LoadOptions``."""
+    of_name = {one.name: one for one in fields(ValidLoadOptions)}
+    found = {}
+    for name in LoadOptions.__annotations__:
+        one: Any = of_name[name]
+        if (about := one.metadata.get(Option)) is not None:
+            types = get_args(one.type) or (one.type,)
+            kind = next(kind for kind in (str, bool, float, int) if kind in types)
+            found[name] = TextOption(about, kind, one.default)
+    return found

@@ -255,7 +255,7 @@ class Storm:
     def load_chunk(self, staged: bool) -> Callable[[Connection], None]:
         chunks = itertools.count()
         apply = "INSERT INTO admitted SELECT message_id FROM fresh_event"
-        plan = MergePlan(f"{staged:012x}", "storm", (), apply, None, "", stalled_seconds=10)
+        plan = MergePlan(run_id=f"{staged:012x}", subscriber_id="storm", columns=(), apply=apply, stalled_seconds=10)
 
         def load(connection: Connection) -> None:
             ids = sorted(set(self.ids()))

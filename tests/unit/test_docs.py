@@ -140,7 +140,7 @@ def commands(group: Any = None, path: str = "txbox") -> Iterator[tuple[str, Any]
         if hasattr(command, "commands"):
             yield from commands(command, f"{path} {name}")
         else:
-            yield f"{path} {name}", command
+            yield f"{path} {name}", getattr(command, "whole", command)
 
 
 def test_every_command_is_documented() -> None:

@@ -14,7 +14,6 @@ from txbox.postgres.urls import DATABASE_URL_VARIABLE
 from txbox_cli.commands import (
     archive,
     audit,
-    bulk_load,
     db,
     dead_letters,
     demo,
@@ -81,7 +80,7 @@ app.command("dashboard", short_help="Show all of that in a browser, live.")(dash
 app.command("exporter", short_help="Serve all of that to Prometheus.")(exporter.exporter)
 app.command("pause", short_help="Have workers or relays leave something alone.")(pause.pause)
 app.command("resume", short_help="End a pause.")(pause.resume)
-app.command("bulk-load", short_help="Apply events from files once, by Spark.")(bulk_load.bulk_load)
+app.late("bulk-load", "txbox_cli.commands.bulk_load:bulk_load", short_help="Apply events from files once, by Spark.")
 app.command("audit", short_help="Prove that all that was sent is processed.")(audit.audit)
 app.command("archive", short_help="Move old days to Parquet, by Spark.")(archive.archive)
 app.command("reconcile", short_help="Compare an archive of events with the inbox.")(reconcile.reconcile)

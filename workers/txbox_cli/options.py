@@ -4,16 +4,18 @@ import getpass
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import wraps
+from functools import cached_property, partial, wraps
+from importlib import import_module
 from typing import Annotated, Any, TypeVar
 
 import typer
 from sqlalchemy import URL, Engine
 from sqlalchemy.exc import DBAPIError
+from typer.core import TyperCommand
 
 from txbox import InvalidConfiguration, NotSendable, SchemaMissing
 from txbox.postgres.urls import DATABASE_URL_VARIABLE, database_engine, database_url
@@ -125,6 +127,8 @@ class ReadBy:
     """Marks a parameter of a command that is read from several options: those of this function, which returns it."""
 
     reader: Callable[..., object]
+    options: Mapping[str, inspect.Parameter] | None = None
+    """In place of the function's own parameters."""
 
 
 class Commands(typer.Typer):
@@ -140,12 +144,42 @@ class Commands(typer.Typer):
 
         return add
 
+    def late(self, name: str, place: str, *, cls: Any = None, **info: Any) -> None:
+        """Register a command whose module is imported when the command is asked for; ``place`` is MODULE:NAME."""
+        stand_in: Any = partial(cls or LateCommand, place)
+        super().command(name, cls=stand_in, **info)(lambda: None)
+
+
+class LateCommand(TyperCommand):
+    """Stands for a command that is not imported yet."""
+
+    def __init__(self, place: str, **info: Any) -> None:
+        super().__init__(**info)
+        self._place = place
+
+    @cached_property
+    def whole(self) -> Any:
+        """The command itself."""
+        module, _, name = self._place.partition(":")
+        alone = Commands(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        alone.command(self.name, help=self.help, options_metavar=self.options_metavar)(
+            getattr(import_module(module), name)
+        )
+        whole = typer.main.get_command(alone)
+        whole.params.extend(self.params)
+        return whole
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the arguments as the command itself does."""
+        return self.whole.make_context(*args, **extra)
+
 
 def with_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """Give a command the options of its parameters' readers in place of the parameters that have one."""
     own = inspect.signature(command).parameters.values()
-    readers = {one.name: mark.reader for one in own for mark in _marks(one) if isinstance(mark, ReadBy)}
-    options = {name: inspect.signature(reader).parameters for name, reader in readers.items()}
+    marks = {one.name: mark for one in own for mark in _marks(one) if isinstance(mark, ReadBy)}
+    readers = {name: mark.reader for name, mark in marks.items()}
+    options = {name: mark.options or inspect.signature(mark.reader).parameters for name, mark in marks.items()}
 
     @wraps(command)
     def run(**given: Any) -> Result:

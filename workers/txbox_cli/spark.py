@@ -175,16 +175,15 @@ def check_before_spark(
     master: str | None,
     *,
     ledger: bool,
-    resume: str | None = None,
     upsert: Upsert | None = None,
 ) -> None:
     """Check what can be checked before Spark starts, which takes long.
 
-    The database must have the inbox, or with ``ledger`` the tables of bulk loads; paths on this machine, and the run to
-    ``resume``, must exist; the table of an ``upsert`` must fit it.
+    The database must have the inbox, or with ``ledger`` the tables of bulk loads; paths on this machine must exist; the
+    table of an ``upsert`` must fit it.
     """
     from txbox_spark import SourceError
-    from txbox_spark.loading.ledger import LoadLedger, RunNotFound
+    from txbox_spark.loading.ledger import LoadLedger
     from txbox_spark.reading.sources import FORMATS
     from txbox_spark.runtime.session import require_pyspark
 
@@ -198,11 +197,6 @@ def check_before_spark(
     with db.engine() as engine:
         if ledger:
             LoadLedger(engine, db.schema, db.prefix).check()
-            if resume is not None:
-                try:
-                    LoadLedger(engine, db.schema, db.prefix).read(resume)
-                except RunNotFound as error:
-                    raise UsageError(f"--resume: {error}") from error
             if upsert is not None:
                 with engine.connect() as connection:
                     try:

@@ -94,23 +94,14 @@ class LoadContext:
 
     def plan(self, run: Run) -> MergePlan:
         """Return what the chunks of a run have in common."""
-        one = self.options
-        return MergePlan(
-            run.run_id,
-            one.subscriber_id,
-            self.events.columns,
-            one.statements,
-            one.schema,
-            one.prefix,
-            one.stalled_seconds,
-            one.effects_seconds,
-            one.lock_seconds,
-            max(1, one.chunk_rows * run.chunks // max(run.rows, 1)),
-            one.sent_at,
-            one.apply_expired,
-            self.rejects_table(run),
-            self._most_rejected(run),
-            one.keep,
+        return MergePlan.of(
+            self.options,
+            run_id=run.run_id,
+            columns=self.events.columns,
+            apply=self.options.statements,
+            most_chunks=max(1, self.options.chunk_rows * run.chunks // max(run.rows, 1)),
+            rejects=self.rejects_table(run),
+            most_rejected=self._most_rejected(run),
         )
 
     def rejects_table(self, run: Run) -> RejectsTable | None:

@@ -2,23 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
 from txbox.postgres.sql_files import SqlFile
-from txbox_spark.merging.effects.effect_runner import Apply
 from txbox_spark.merging.fresh_event import FRESH_EVENT
-from txbox_spark.merging.merge_sizer import LOCK_SECONDS
+from txbox_spark.options import Apply, MergeOptions
 from txbox_spark.reading.columns import EventColumn
-from txbox_spark.reading.row_order import ANY
 from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.rejects.remarks import NO_REMARKS, RejectedRow, Remarks
-
-STALLED_SECONDS = 120.0
-"""How long a chunk's transaction may do nothing, and how long it waits for a locked row."""
-
-EFFECTS_SECONDS = 3600.0
-"""How long a chunk waits for one and the same other chunk to apply its events."""
 
 
 class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event": FRESH_EVENT}):
@@ -49,26 +41,21 @@ class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event"
     rejected_so_far: str
 
 
-@dataclass(frozen=True, slots=True)
-class MergePlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePlan(MergeOptions):
     """What all chunks of a run have in common. It is sent to the executors."""
 
     run_id: str  # of the ledger
-    subscriber_id: str  # the subscriber that the events are applied for
     columns: tuple[EventColumn, ...]  # of ``fresh_event``
     apply: Apply  # the effect
-    schema: str | None  # of the tables; None leaves it to the search path
-    prefix: str  # of their names
-    stalled_seconds: float = STALLED_SECONDS
-    """How long a chunk's transaction may do nothing, and how long it waits for a lock."""
-    effects_seconds: float = EFFECTS_SECONDS  # how long it waits for one and the same other chunk to apply its events
-    lock_seconds: float = LOCK_SECONDS  # how long a transaction may hold its locks, about
     most_chunks: int = 1  # how many chunks one transaction merges at most
-    sent_at: str | None = None  # the column that has when an event was sent; None: none has
-    apply_expired: bool = False  # also apply events that were sent before the subscriber's horizon
     rejects: RejectsTable | None = None  # where all rejected rows are kept; None: they are counted, and some are shown
     most_rejected: int | None = None  # how many rows of all chunks may be rejected; None: any number
-    keep: str = ANY  # which of several rows with one id is taken, as ``LoadOptions`` has it
+
+    @classmethod
+    def of(cls, options: MergeOptions, **of_run: Any) -> Self:
+        """Return the plan of a run with these options; ``of_run`` are the other fields."""
+        return cls(**{one.name: getattr(options, one.name) for one in fields(MergeOptions)}, **of_run)
 
     @property
     def sql(self) -> MergeStatements:

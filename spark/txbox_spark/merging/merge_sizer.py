@@ -8,9 +8,6 @@ Larger transactions cost less: fewer commits, and an effect that adds up changes
 
 import threading
 
-LOCK_SECONDS = 0.5
-"""How long a transaction holds its locks, about."""
-
 GROWTH = 4
 """A transaction takes at most so many times the chunks of the one before it."""
 

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import URL
 
 from txbox import Inbox, InvalidConfiguration, SqlEffect
 from txbox.postgres.urls import database_url
-from txbox_spark.merging.effects.effect_runner import Apply
-from txbox_spark.options import ValidLoadOptions
-
-Number = TypeVar("Number", int, float)
+from txbox_spark.options import Apply, ValidLoadOptions, text_options
 
 FORMAT = "txbox"
 """The name of the format, and of what errors are about."""
@@ -25,10 +22,12 @@ FORMAT = "txbox"
 COUNT, FAIL = ON_REJECTED = ("count", "fail")
 """What becomes of a write with rows that cannot be loaded."""
 
-WRITE_OPTIONS = (
-    "url", "subscriber", "message_id", "apply", "fields", "schema", "prefix", "types", "on_rejected", "force",
-    "sent_at", "apply_expired", "lock_seconds", "stalled_seconds", "effects_seconds",
-)  # fmt: skip
+_OF_LOAD = {"schema": str, "prefix": str} | {
+    name: one.kind for name, one in text_options().items() if one.about.in_format
+}
+"""Those that are named as for a bulk load, with their types."""
+
+WRITE_OPTIONS = ("url", "subscriber", "message_id", "apply", "fields", "types", "on_rejected", *_OF_LOAD)
 READ_OPTIONS = ("url", "table", "subscriber", "schema", "prefix", "partitions")
 
 CHECKPOINT = "checkpointlocation"
@@ -71,11 +70,6 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     on_rejected = options.get("on_rejected", COUNT)
     if on_rejected not in ON_REJECTED:
         raise InvalidConfiguration(f"format {FORMAT}: on_rejected is {' or '.join(ON_REJECTED)}, not {on_rejected!r}")
-    others: dict[str, Any] = {
-        **{name: options[name] for name in ("schema", "prefix", "sent_at") if name in options},
-        **{name: _flag(name, options[name]) for name in ("force", "apply_expired") if name in options},
-        **{name: _number(name, options[name], float) for name in _SECONDS if name in options},
-    }
     load = ValidLoadOptions(
         of=f"format {FORMAT}",
         url=options["url"],
@@ -83,7 +77,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         message_id=options["message_id"],
         apply=_effect(options["apply"], options.get("fields")),
         column_types=_types(options["types"]) if "types" in options else None,
-        **others,
+        **{name: _read(name, options[name], kind) for name, kind in _OF_LOAD.items() if name in options},
     )
     checkpoint = next((value for name, value in given.items() if name.lower() == CHECKPOINT), None)
     return WriteOptions(load, on_rejected == FAIL, None if checkpoint is None else _place(checkpoint))
@@ -101,7 +95,7 @@ def read_options(given: Mapping[str, str], tables: tuple[str, ...]) -> ReadOptio
         raise InvalidConfiguration(f"format {FORMAT}: option('table', …) is one of {', '.join(tables)}, not {table!r}")
     if "url" not in options:
         raise InvalidConfiguration(f"format {FORMAT}: a read needs option('url', …)")
-    partitions = _number("partitions", options["partitions"], int) if "partitions" in options else None
+    partitions = _read("partitions", options["partitions"], int) if "partitions" in options else None
     if partitions is not None and partitions < 1:
         raise InvalidConfiguration(f"format {FORMAT}: partitions must be at least 1, not {partitions}")
     subscriber = options.get("subscriber")
@@ -174,19 +168,17 @@ def _types(text: str) -> dict[str, str]:
     return types
 
 
-def _flag(name: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise InvalidConfiguration(f"format {FORMAT}: {name} is true or false, not {value!r}")
-    return value.lower() == "true"
-
-
-def _number(name: str, value: str, kind: type[Number]) -> Number:
+def _read(name: str, value: str, kind: type[Any]) -> Any:
+    """Return an option's value as what it is: text, a flag or a number."""
+    if kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise InvalidConfiguration(f"format {FORMAT}: {name} is true or false, not {value!r}")
+        return value.lower() == "true"
     try:
         return kind(value)
     except ValueError:
         raise InvalidConfiguration(f"format {FORMAT}: {name} is a number, not {value!r}") from None
 
 
-_SECONDS = ("lock_seconds", "stalled_seconds", "effects_seconds")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _FILE = re.compile(r"[^\n;]+\.sql")

@@ -48,18 +48,11 @@ class InboxWriter(DataSourceArrowWriter):
         load = options.load
         events = ArrowEvents.of(schema, load.message_id, load.column_types or {}, load.fields)
         load.check_sent_at(events.columns)
-        plan = MergePlan(
+        plan = MergePlan.of(
+            load,
             run_id=secrets.token_hex(6),
-            subscriber_id=load.subscriber_id,
             columns=events.columns,
             apply=load.statements,
-            schema=load.schema,
-            prefix=load.prefix,
-            stalled_seconds=load.stalled_seconds,
-            effects_seconds=load.effects_seconds,
-            lock_seconds=load.lock_seconds,
-            sent_at=load.sent_at,
-            apply_expired=load.apply_expired,
             most_rejected=0 if options.fails_on_rejected else None,
         )
         url = load.database.render_as_string(hide_password=False)

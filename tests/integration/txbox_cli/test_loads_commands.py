@@ -147,7 +147,7 @@ def test_a_write_of_format_txbox_that_failed_has_counts_that_are_known_and_advic
     )
     merge(engine, run_id, 0, rows_read=60, rows_rejected=3, already_processed=10, applied=40)
     ended = txbox("loads", "show", run_id)
-    assert "loads resume" not in ended.out
+    assert "--resume" not in ended.out
     assert re.search(r"^ read +unknown  .*\n(.*\n)+ left +unknown  ", ended.out, re.MULTILINE)
     assert "to finish it, write the same events once more" in ended.out
     shown = json.loads(txbox("loads", "show", run_id, "--json").out)
@@ -165,9 +165,9 @@ def test_a_run_is_shown_whole_with_what_finishes_it(txbox: Txbox, runs: dict[str
     assert "\x1b" not in ended.out
     for line in ("state:          failed", "writer:         copy", "error:          chunk 1: no\\nsuch account"):
         assert f"{line}\n" in ended.out
-    assert "txbox loads resume b30000000003 PATH... --subscriber billing --message-id" in ended.out
+    assert "txbox bulk-load --resume b30000000003 PATH... --subscriber billing --message-id" in ended.out
     assert "rejected: no id: \\x1b" in txbox("loads", "show", runs["running"]).out
-    assert "loads resume" not in txbox("loads", "show", runs["finished"]).out
+    assert "--resume" not in txbox("loads", "show", runs["finished"]).out
 
 
 def test_what_begins_the_ids_of_several_runs_or_of_none(txbox: Txbox, runs: dict[str, str]) -> None:
@@ -246,4 +246,5 @@ def test_a_run_that_has_failed_is_shown_and_finished(txbox: Txbox, engine: Engin
     shown = json.loads(txbox("loads", "show", run_id, "--json").out)
     assert (shown["state"], shown["finish"], shown["staging_table"]) == ("finished", None, None)
     assert tuple(shown["counts"][name] for name in COUNTS) == (1, 0, 0, 0, 0, 400, 0)
-    txbox("loads", "resume", "x", *what).failed_in_one_line(1, "there is no bulk load 'x'")  # no hex digit
+    txbox("loads", "resume", "x", *what).failed_in_one_line(2, "there is no bulk load 'x'")  # no hex digit
+    txbox("loads", "resume", *what[1:]).failed_in_one_line(2, "name the run: txbox loads resume RUN PATH...")

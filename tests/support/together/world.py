@@ -277,7 +277,9 @@ class World:
             ids = sorted({*(self._new(lots) for _ in range(3)), *repeated})
             self._failing.difference_update(ids)
             apply = "INSERT INTO effect (message_id, body) SELECT message_id, 'load' FROM fresh_event"
-            plan = MergePlan(f"{self.seed:012x}", "billing", (), apply, None, "", stalled_seconds=10)
+            plan = MergePlan(
+                run_id=f"{self.seed:012x}", subscriber_id="billing", columns=(), apply=apply, stalled_seconds=10
+            )
             try:
                 with self._engine.begin() as connection:
                     assert begin_chunk(connection, plan, self._chunks)

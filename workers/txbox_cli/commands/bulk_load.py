@@ -1,25 +1,29 @@
 """``txbox bulk-load``: events from files or tables through the same inbox that the live workers use."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
+import txbox_spark
 from txbox import InvalidConfiguration, Outbox, SqlEffect
-from txbox.effects import Upsert
+from txbox.effects import Field, Upsert
 from txbox.effects.fields import read_fields
 from txbox_cli import spark
+from txbox_cli.commands.loads import run_to_resume
 from txbox_cli.errors import Interrupted, UsageError
 from txbox_cli.importer import find
-from txbox_cli.options import DatabaseOptions, JsonOption, PublishToOption
+from txbox_cli.options import Database, DatabaseOptions, JsonOption, PublishToOption, ReadBy
 from txbox_cli.output import print_counts, print_json, printable
 from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
-
-if TYPE_CHECKING:
-    from txbox_spark import BulkLoadReport, LoadPlan, RejectedCause
+from txbox_spark import BulkLoadReport, LoadPlan, RejectedCause
+from txbox_spark.options import TextOption, text_options
+from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
 
 REJECTED_STATUS = 3
 """The exit status if rows were rejected, and every other event is applied."""
@@ -27,16 +31,17 @@ REJECTED_STATUS = 3
 MEANT_AS_NULL = ("NA", "N/A", "n/a", "NULL", "null", "None", "NaN", "nan", "-", "\\N", "?")
 """Texts that files of CSV have where they have no value."""
 
+Effect = str | SqlEffect | Upsert | Callable[..., object]
 
-def bulk_load(
-    *,
-    events: spark.EventsOptions,
-    subscriber: spark.SubscriberOption,
-    message_id: spark.MessageIdOption,
+
+@dataclass(frozen=True, slots=True)
+class EffectOptions:
+    """What the events are to do."""
+
     apply: Annotated[
         Path | None,
         typer.Option("--apply", metavar="FILE.sql", help="The effect: statements over the relation fresh_event."),
-    ] = None,
+    ] = None
     call: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +49,7 @@ def bulk_load(
             metavar="MODULE:NAME",
             help="The effect, in place of --apply: a function that is given a connection.",
         ),
-    ] = None,
+    ] = None
     upsert_into: Annotated[
         str | None,
         typer.Option(
@@ -52,89 +57,125 @@ def bulk_load(
             metavar="TABLE",
             help="The effect, in place of --apply: events are rows of this table, or replace those of the same key.",
         ),
-    ] = None,
+    ] = None
     key: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="With --upsert-into: a unique key's columns; by default the primary key's."),
-    ] = None,
+    ] = None
     only_if: Annotated[
         str | None,
         typer.Option(
             metavar="newer:COLUMN",
             help="With --upsert-into: replace a row only if the event has more in this column, such as updated_at.",
         ),
-    ] = None,
+    ] = None
     ignore_columns: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="With --upsert-into: columns of the events that are not written."),
-    ] = None,
-    publish_to: PublishToOption = None,
+    ] = None
+    publish_to: PublishToOption = None
+
+    def effect(self, fields: str | None, db: Database) -> Effect:
+        """Return the effect.
+
+        Args:
+            fields: of the events, unless they have types of their own.
+            db: whose outbox the effect publishes in.
+
+        Raises:
+            UsageError: there is none, or several, or options are of another one.
+        """
+        outbox = None if self.publish_to is None else Outbox(schema=db.schema, prefix=db.prefix)
+        if self.upsert_into is not None:
+            if self.apply is not None or self.call is not None:
+                raise UsageError("--upsert-into is the effect; leave --apply and --call out, or it")
+            effect: Effect = self._upsert(self.upsert_into, fields)
+        elif self.key or self.only_if or self.ignore_columns:
+            raise UsageError("--key, --only-if and --ignore-columns go with --upsert-into TABLE")
+        elif (self.apply is None) == (self.call is None):
+            raise UsageError("name the effect: --apply FILE.sql, --call MODULE:NAME, or --upsert-into TABLE")
+        else:
+            effect = self._called() if self.apply is None else self._statements(self.apply, fields, outbox)
+        if outbox is not None and not isinstance(effect, SqlEffect):
+            raise UsageError(
+                "--publish-to goes with --apply and --fields, such as --fields 'customer_id text, cents bigint', and "
+                "without --type and --force; a function of yours publishes by itself"
+            )
+        return effect
+
+    def _upsert(self, table: str, fields: str | None) -> Upsert:
+        what, _, newer = (self.only_if or "").partition(":")
+        if self.only_if is not None and not (what == "newer" and newer):
+            raise UsageError(f"--only-if takes newer:COLUMN, not {self.only_if!r}")
+        return Upsert(
+            table,
+            key=None if self.key is None else _names(self.key),
+            only_if_newer=newer or None,
+            ignore_columns=() if self.ignore_columns is None else _names(self.ignore_columns),
+            fields=read_fields(fields) if fields is not None and _are_fields(fields) else None,
+        )
+
+    def _statements(self, file: Path, fields: str | None, outbox: Outbox | None) -> Effect:
+        statements = file.read_text()
+        if not statements.strip():
+            raise UsageError(f"--apply: {file} is empty")
+        if fields is None or not _are_fields(fields):
+            return statements
+        return SqlEffect(file, fields=fields, outbox=outbox, destination=self.publish_to)
+
+    def _called(self) -> Effect:
+        module, name = find(str(self.call), such_as="billing:apply")
+        found: Callable[..., object] | None = getattr(module, name, None)
+        if not callable(found):
+            raise UsageError(f"--call: module {module.__name__} has no function {name}")
+        return found
+
+
+def _parameter(name: str, option: TextOption) -> inspect.Parameter:
+    """Return an option of a load as typer has it; without a default of its own, the load's holds."""
+    about, shown = option.about, option.kind in (str, bool)
+
+    def checked(parameter: typer.CallbackParam, value: Any) -> Any:
+        if problem := about.problem(parameter.opts[0], value):
+            raise UsageError(problem)
+        return value
+
+    said = f"{option.default:g}" if option.kind is float else option.default
+    flag = f"--{name.replace('_', '-')}"
+    info = typer.Option(flag, metavar=about.metavar, help=about.help.format(said), min=about.least, callback=checked)
+    kind: Any = option.kind if shown and option.default is not None else option.kind | None
+    default = option.default if shown else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+LoadSettings = Annotated[
+    dict[str, Any], ReadBy(_given, {name: _parameter(name, option) for name, option in text_options().items()})
+]
+
+
+def bulk_load(
+    *,
+    events: spark.EventsOptions,
+    subscriber: spark.SubscriberOption,
+    message_id: spark.MessageIdOption,
+    effect: Annotated[EffectOptions, ReadBy(EffectOptions)],
     db: DatabaseOptions,
     fields: spark.FieldsOption = None,
     types: Annotated[
         list[str] | None,
         typer.Option("--type", metavar="COLUMN=TYPE", help="A column's type in Postgres: payload=jsonb. Repeatable."),
     ] = None,
-    writer: Annotated[
-        str,
-        typer.Option(help="copy: tasks COPY and merge; jdbc: over a staging table; auto: copy where executors can."),
-    ] = "auto",
-    parallelism: Annotated[
-        int | None, typer.Option(help="Chunks merged at once; by default as many as Spark runs tasks.", min=1)
-    ] = None,
-    chunk_rows: Annotated[
-        int | None,
-        typer.Option(help="Rows that a transaction merges, about, at most; by default 1000000.", min=1),
-    ] = None,
-    lock_seconds: Annotated[
-        float | None,
-        typer.Option(help="How long a transaction holds locks, about; by default 0.5. Longer is faster."),
-    ] = None,
-    stalled_seconds: Annotated[
-        float | None,
-        typer.Option(help="How long a chunk's transaction may do nothing, or wait for a lock; by default 120."),
-    ] = None,
-    effects_seconds: Annotated[
-        float | None,
-        typer.Option(help="How long a chunk waits while one and the same other one applies events; by default 3600."),
-    ] = None,
-    executor_seconds: Annotated[
-        float | None,
-        typer.Option(help="How long to wait for an executor of a cluster while there is none; by default 600."),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Take statements that do not name fresh_event: a function of yours may.")
-    ] = False,
-    sent_at: Annotated[
-        str | None,
-        typer.Option("--sent-at", metavar="COLUMN", help="When an event was sent; too old ones are not applied."),
-    ] = None,
-    apply_expired: Annotated[
-        bool, typer.Option("--apply-expired", help="Apply also what is too old to tell whether it was processed.")
-    ] = False,
-    rejected_to: Annotated[
-        str | None,
-        typer.Option(
-            "--rejected-to",
-            metavar="FOLDER|table:NAME",
-            help="Keep all rejected rows, each with its cause: as lines of JSON, or in a table of Postgres.",
-        ),
-    ] = None,
-    max_rejected: Annotated[
-        str | None,
-        typer.Option("--max-rejected", metavar="N|P%", help="Fail if more rows are rejected: 100, or 2.5%."),
-    ] = None,
+    settings: LoadSettings,
     allow_rejected: Annotated[
         bool, typer.Option("--allow-rejected", help="Exit with 0 if rows were rejected and the others are applied.")
     ] = False,
-    keep: Annotated[
-        str,
-        typer.Option(
-            metavar="any|latest:COLUMN|earliest:COLUMN", help="Which of several rows with one message id is taken."
-        ),
-    ] = "any",
     resume: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
+        str | None,
+        typer.Option(metavar="RUN", help="Finish this run in place of beginning one."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Judge and count the events, and explain the effect; change nothing.")
@@ -182,56 +223,25 @@ def bulk_load(
     \b
     INSERT INTO purchase (id, cents) SELECT id, cents FROM fresh_event;
     """
-    outbox = None if publish_to is None else Outbox(schema=db.schema, prefix=db.prefix)
-    mapped_fields = None if types or force else fields
-    effect: Effect
-    if upsert_into is not None:
-        if apply is not None or call is not None:
-            raise UsageError("--upsert-into is the effect; leave --apply and --call out, or it")
-        effect = _upsert(upsert_into, key, only_if, ignore_columns, mapped_fields)
-    elif key or only_if or ignore_columns:
-        raise UsageError("--key, --only-if and --ignore-columns go with --upsert-into TABLE")
-    else:
-        effect = _effect(apply, call, mapped_fields, outbox, publish_to)
-    if outbox is not None and not isinstance(effect, SqlEffect):
-        raise UsageError(
-            "--publish-to goes with --apply and --fields, such as --fields 'customer_id text, cents bigint', and "
-            "without --type and --force; a function of yours publishes by itself"
-        )
+    apply = effect.effect(None if types or settings["force"] else fields, db)
     if dry_run and resume is not None:
         raise UsageError("--dry-run is of a load that begins; leave --resume out, or it")
-    column_types = spark.pairs("--type", types)
-    from txbox_spark import bulk_load as load_events
-    from txbox_spark import plan_load, source_of
-    from txbox_spark.merging.merge_plan import EFFECTS_SECONDS, STALLED_SECONDS
-    from txbox_spark.merging.merge_sizer import LOCK_SECONDS
-    from txbox_spark.options import CHUNK_ROWS, WRITERS, is_limit
-    from txbox_spark.reading.row_order import is_known
-    from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
-
-    bound = executor_seconds or EXECUTOR_SECONDS
-    if writer not in WRITERS:
-        raise UsageError(f"--writer must be one of {', '.join(WRITERS)}, not {writer!r}")
-    if not is_known(keep):
-        raise UsageError(f"--keep must be any, latest:COLUMN or earliest:COLUMN, not {keep!r}")
-    if max_rejected is not None and not is_limit(max_rejected):
-        raise UsageError(f"--max-rejected must be a number of rows, or a percentage such as 2.5%, not {max_rejected!r}")
-    mapped = effect.fields if isinstance(effect, SqlEffect) else None
-    upsert = effect if isinstance(effect, Upsert) else None
-    if upsert is not None:
-        mapped = upsert.typed_fields
-    if isinstance(effect, str) and not force and "fresh_event" not in effect.lower():
+    settings["column_types"] = spark.pairs("--type", types)
+    mapped = _fields(apply)
+    if isinstance(apply, str) and not settings["force"] and "fresh_event" not in apply.lower():
         raise UsageError(
-            f"{apply} does not name fresh_event, so the events would be recorded without effect; if that is meant, or "
-            "a function does it, give --force"
+            f"{effect.apply} does not name fresh_event, so the events would be recorded without effect; if that is "
+            "meant, or a function does it, give --force"
         )
     if events.source is not None and fields is not None and mapped is None:
         raise UsageError(
             "--fields of a --source are those of --apply, in types that a worker has, without --type and --force"
         )
-    spark.check_before_spark(db, events, master, ledger=True, resume=resume, upsert=upsert)
-    load: Callable[..., BulkLoadReport | LoadPlan]  # their other arguments are the same
-    load = plan_load if dry_run else partial(load_events, resume=resume)
+    spark.check_before_spark(db, events, master, ledger=True, upsert=apply if isinstance(apply, Upsert) else None)
+    load: Callable[..., BulkLoadReport | LoadPlan] = txbox_spark.plan_load
+    if not dry_run:
+        load = partial(txbox_spark.bulk_load, resume=None if resume is None else run_to_resume(db, resume))
+    bound = settings.get("executor_seconds", EXECUTOR_SECONDS)
     run = spark.CurrentRun()
     try:
         with (
@@ -253,25 +263,13 @@ def bulk_load(
                 url=db.url,
                 subscriber_id=subscriber,
                 message_id=message_id,
-                apply=effect,
+                apply=apply,
                 schema=db.schema,
                 prefix=db.prefix,
-                column_types=column_types,
-                writer=writer,
-                parallelism=parallelism,
-                chunk_rows=chunk_rows or CHUNK_ROWS,
-                lock_seconds=lock_seconds or LOCK_SECONDS,
-                source=source or source_of(session, events.paths, options=events.options, executor_seconds=bound),
+                source=source
+                or txbox_spark.source_of(session, events.paths, options=events.options, executor_seconds=bound),
                 on_progress=show,
-                stalled_seconds=stalled_seconds or STALLED_SECONDS,
-                effects_seconds=effects_seconds or EFFECTS_SECONDS,
-                executor_seconds=bound,
-                force=force,
-                sent_at=sent_at,
-                apply_expired=apply_expired,
-                rejected_to=rejected_to,
-                max_rejected=max_rejected,
-                keep=keep,
+                **settings,
             )
     except KeyboardInterrupt:
         if run.run_id is None:
@@ -280,50 +278,21 @@ def bulk_load(
     if as_json:
         print_json(report.as_dict())
     else:
-        _print(
-            report, keep, call, of_csv=events.format == "csv" or any(".csv" in path.lower() for path in events.paths)
-        )
+        of_csv = events.format == "csv" or any(".csv" in path.lower() for path in events.paths)
+        _print(report, settings["keep"], effect.call, of_csv=of_csv)
     if report.rejected and not (dry_run or allow_rejected):
         raise typer.Exit(REJECTED_STATUS)
 
 
-Effect = str | SqlEffect | Upsert | Callable[..., object]
-
-
-def _upsert(table: str, key: str | None, only_if: str | None, ignored: str | None, fields: str | None) -> Upsert:
-    what, _, newer = (only_if or "").partition(":")
-    if only_if is not None and not (what == "newer" and newer):
-        raise UsageError(f"--only-if takes newer:COLUMN, not {only_if!r}")
-    return Upsert(
-        table,
-        key=None if key is None else _names(key),
-        only_if_newer=newer or None,
-        ignore_columns=() if ignored is None else _names(ignored),
-        fields=read_fields(fields) if fields is not None and _are_fields(fields) else None,
-    )
+def _fields(effect: Effect) -> Mapping[str, Field] | None:
+    """Return the fields that the events are judged by, as a worker judges them; None: they are what they are."""
+    if isinstance(effect, Upsert):
+        return effect.typed_fields
+    return effect.fields if isinstance(effect, SqlEffect) else None
 
 
 def _names(given: str) -> list[str]:
     return [name.strip() for name in given.split(",")]
-
-
-def _effect(
-    apply: Path | None, call: str | None, fields: str | None, outbox: Outbox | None, destination: str | None
-) -> Effect:
-    if (apply is None) == (call is None):
-        raise UsageError("name the effect: --apply FILE.sql, --call MODULE:NAME, or --upsert-into TABLE")
-    if apply is not None:
-        statements = apply.read_text()
-        if not statements.strip():
-            raise UsageError(f"--apply: {apply} is empty")
-        if fields is None or not _are_fields(fields):
-            return statements
-        return SqlEffect(apply, fields=fields, outbox=outbox, destination=destination)
-    module, name = find(str(call), such_as="billing:apply")
-    found: Callable[..., object] | None = getattr(module, name, None)
-    if not callable(found):
-        raise UsageError(f"--call: module {module.__name__} has no function {name}")
-    return found
 
 
 def _are_fields(fields: str) -> bool:
@@ -335,7 +304,7 @@ def _are_fields(fields: str) -> bool:
     return True
 
 
-def _described(cause: "RejectedCause", *, of_csv: bool) -> str:
+def _described(cause: RejectedCause, *, of_csv: bool) -> str:
     """Describe the rows that were rejected for one cause: the row, or how many, and one of them."""
     if cause.rows == 1:
         return f"{cause.cause}: {cause.example}"
@@ -344,9 +313,7 @@ def _described(cause: "RejectedCause", *, of_csv: bool) -> str:
     return f"{cause.rows:,} rows: {cause.cause}{value}{hint}, such as {cause.example}"
 
 
-def _print(report: "BulkLoadReport | LoadPlan", keep: str, call: str | None, *, of_csv: bool) -> None:
-    from txbox_spark import LoadPlan
-
+def _print(report: BulkLoadReport | LoadPlan, keep: str, call: str | None, *, of_csv: bool) -> None:
     rows = [
         ("read", report.read, f"rows of {report.source}"),
         ("rejected", report.rejected, "rows that cannot be loaded"),
@@ -386,7 +353,7 @@ def _print(report: "BulkLoadReport | LoadPlan", keep: str, call: str | None, *, 
     )
 
 
-def _print_statements(plan: "LoadPlan", call: str | None) -> None:
+def _print_statements(plan: LoadPlan, call: str | None) -> None:
     for one in plan.statements:
         statement = printable(one.statement, keep="\n")
         typer.echo(f"\n{statement}\n")

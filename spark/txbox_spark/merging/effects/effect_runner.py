@@ -1,7 +1,5 @@
 """The effect of a bulk load, in the chunk's transaction: the caller's statements or function over ``fresh_event``."""
 
-from collections.abc import Callable
-
 import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -11,15 +9,9 @@ from txbox.postgres.guards.commit_guard import add_guard, is_refused_commit, rem
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon
 from txbox.postgres.guards.transaction_guard import left_in_use, protect, refuse_aborted
 from txbox.postgres.sql import in_one_statement
+from txbox_spark.options import Apply
 from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.retries import is_transient
-
-Apply = str | SqlEffect | Callable[[Connection], object]
-"""SQL over the relation ``fresh_event``, also as an effect that publishes; or a callable that is given the connection.
-
-It is sent to the executors, so it must be picklable, and what it imports must be there.
-"""
-
 
 FEATURE_NOT_SUPPORTED = "0A000"
 

@@ -228,7 +228,7 @@ def test_places(spark: SparkSession, database_url: str, odd_place: tuple[Engine,
     source = frame(spark, purchases(210))
     where = {"schema": schema, "prefix": prefix}
     wrong = failed(source, database_url, writer, "acount", apply="TABLE acount", **where)
-    report = load(source, database_url, writer, apply=apply, resume=wrong.run_id, abandoned_seconds=0.0, **where)
+    report = load(source, database_url, writer, apply=apply, resume=wrong.run_id, **where)
     assert (report.applied, report.chunks) == (210, 3)
     described = tables(schema, prefix)
     with engine.connect() as connection:

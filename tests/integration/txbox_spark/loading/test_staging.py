@@ -78,7 +78,8 @@ def test_abandoned_staging_tables(spark: SparkSession, books: Books, engine: Eng
     assert StagingTables(engine, None, "").sweep(3600.0) == ()
     assert StagingTables(engine, None, "x.").sweep(0.0) == (f"x.bulk_load_staging_{runs['x.']}_1",)
     assert books.staging_tables() == sorted(set(there) - {f"x.bulk_load_staging_{runs['x.']}_1"})
-    load(frame(spark, purchases(10)), schema_url, "copy", abandoned_seconds=0.0)
+    books.run("UPDATE bulk_load SET heartbeat_at = heartbeat_at - interval '2 days'")
+    load(frame(spark, purchases(10)), schema_url, "copy")
     assert books.staging_tables() == sorted([*alike, f"x_bulk_load_staging_{runs['x_']}_1"])
     resumed = load(source, schema_url, "jdbc", resume=runs[""])
     assert (resumed.already_processed, resumed.attempts) == (10, 3)
@@ -135,11 +136,11 @@ def test_what_cannot_be_dropped_holds_nobody_up(
     left = f"bulk_load_staging_{'0' * 12}_1"
     view = f"CREATE VIEW looks_at_it AS TABLE {left}"  # so that it cannot be dropped, as if it were another role's
     books.run(f"CREATE TABLE {left} (message_id text) PARTITION BY RANGE (message_id)", view)
-    report = load(frame(spark, purchases(20)), schema_url, "copy", abandoned_seconds=0.0)
+    report = load(frame(spark, purchases(20)), schema_url, "copy")
     assert report.applied == 20
     assert f"the staging table {left} cannot be dropped" in caplog.text
     books.run("DROP VIEW looks_at_it")
-    load(frame(spark, purchases(20)), schema_url, "copy", abandoned_seconds=0.0)
+    load(frame(spark, purchases(20)), schema_url, "copy")
     assert books.staging_tables() == []
 
 

@@ -31,9 +31,10 @@ from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.sqlstates import sqlstate
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.merging.chunk_merger import MERGE_ATTEMPTS, begin_chunk, merge_chunk
-from txbox_spark.merging.effects.effect_runner import Apply, ApplyFailed
+from txbox_spark.merging.effects.effect_runner import ApplyFailed
 from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
+from txbox_spark.options import Apply
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.rejects.remarks import RejectedRow, Remarks
 
@@ -67,7 +68,7 @@ def merge(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Callable[.
     guarded = guard(engine)
 
     def run(apply: Apply, before_commit: Callable[[], object], pause: Callable[[float], object]) -> int | None:
-        plan = MergePlan(RUN, SUBSCRIBER, COLUMNS, apply, None, "")
+        plan = MergePlan(run_id=RUN, subscriber_id=SUBSCRIBER, columns=COLUMNS, apply=apply)
         with short_transaction(guarded) as connection:
             if not begin_chunk(connection, plan, 0):
                 return None

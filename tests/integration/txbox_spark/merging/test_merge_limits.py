@@ -18,10 +18,10 @@ from txbox_cli.app import run as txbox
 from txbox_spark.loading import ledger as ledgers
 from txbox_spark.loading.ledger import LoadLedger
 from txbox_spark.merging.chunk_merger import ChunkHeld, EffectsHeld, begin_chunk, merge_chunk
-from txbox_spark.merging.effects.effect_runner import Apply
 from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.merging.frozen_copies import end_frozen_copies
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
+from txbox_spark.options import Apply
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.runtime.retries import is_transient
 
@@ -39,7 +39,7 @@ def merge(engine: Engine) -> Iterator[Merge]:
     guarded = guard(engine)
 
     def run(run_id: str, apply: Apply, limits: dict[str, float], subscriber: str) -> int | None:
-        plan = MergePlan(run_id, subscriber, COLUMNS, apply, None, "", **limits)
+        plan = MergePlan(run_id=run_id, subscriber_id=subscriber, columns=COLUMNS, apply=apply, **limits)
         with short_transaction(guarded) as connection:
             if not begin_chunk(connection, plan, 0):
                 return None
@@ -163,7 +163,7 @@ def test_a_statement_whose_client_is_gone_is_ended(merge: Merge, books: Books) -
 @pytest.mark.parametrize("alive", [False, True])
 def test_a_copy_whose_client_is_frozen_is_ended_and_a_slow_one_is_not(engine: Engine, alive: bool) -> None:
     """No time-out of Postgres reaches a server process that reads a COPY."""
-    plan = MergePlan(FIRST, "billing", COLUMNS, WRITE, None, "", stalled_seconds=1.0)
+    plan = MergePlan(run_id=FIRST, subscriber_id="billing", columns=COLUMNS, apply=WRITE, stalled_seconds=1.0)
     guarded, ended = guard(engine), threading.Event()
 
     def copy() -> None:

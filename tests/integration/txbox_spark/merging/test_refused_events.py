@@ -12,9 +12,10 @@ from support.waiting import wait_until
 from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.merging.chunk_merger import MOST_SEARCHES, begin_chunk, merge_chunk
-from txbox_spark.merging.effects.effect_runner import Apply, ApplyFailed
+from txbox_spark.merging.effects.effect_runner import ApplyFailed
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
 from txbox_spark.merging.refusals import effects
+from txbox_spark.options import Apply
 from txbox_spark.reading.columns import EventColumn
 
 RUN = "0123456789ab"
@@ -44,7 +45,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def merge(engine: Engine, books: Books, events: int, apply: Apply = APPLY) -> int:
     """Merge so many events, e0000 and so on, in one chunk; return how many were applied."""
     books.run(f"INSERT INTO incoming SELECT 'e' || lpad(i::text, 4, '0'), i FROM generate_series(0, {events - 1}) AS i")
-    plan = MergePlan(RUN, SUBSCRIBER, COLUMNS, apply, None, "")
+    plan = MergePlan(run_id=RUN, subscriber_id=SUBSCRIBER, columns=COLUMNS, apply=apply)
     with short_transaction(guard(engine)) as connection:
         assert begin_chunk(connection, plan, 0)
         counts = ChunkCounts(events, 0, events)

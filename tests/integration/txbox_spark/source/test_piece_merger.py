@@ -45,7 +45,12 @@ class Write:
     def __init__(self, engine: Engine, apply: str = APPLY, **plan: Any) -> None:
         events = ArrowEvents.of(SOURCE, "event_id", {}, None)
         self.plan = MergePlan(
-            secrets.token_hex(6), SUBSCRIBER, events.columns, apply, None, "", lock_seconds=1e-9, **plan
+            run_id=secrets.token_hex(6),
+            subscriber_id=SUBSCRIBER,
+            columns=events.columns,
+            apply=apply,
+            lock_seconds=1e-9,
+            **plan,
         )
         url = engine.url.render_as_string(hide_password=False)
         self.task = PieceMerger(url, self.plan, events, FRAME, fails_on_rejected=False)

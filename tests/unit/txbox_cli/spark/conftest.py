@@ -11,6 +11,7 @@ import pytest
 import txbox_spark
 from support.spark.spark_commands import PLAN, Spark
 from txbox_cli import spark as cli_spark
+from txbox_cli.commands import bulk_load
 from txbox_spark import BulkLoadReport, JobProgress, LoadPlan, Reconciliation
 
 
@@ -59,6 +60,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     monkeypatch.setattr(txbox_spark, "reconcile", reconcile)
     # There is no database, and there are no files.
     monkeypatch.setattr(cli_spark, "check_before_spark", lambda *_, **__: None)
+    monkeypatch.setattr(bulk_load, "run_to_resume", lambda _, run: run)
     return seen
 
 

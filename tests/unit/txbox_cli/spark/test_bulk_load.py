@@ -38,6 +38,11 @@ from txbox_spark.reading.errors import InvalidFields
             "--keep must be any, latest:COLUMN or earliest:COLUMN",
         ),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--max-rejected", "200%"], "--max-rejected must be a number of rows, or a"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--lock-seconds", "0"], "--lock-seconds must be more than 0 and at most a"),
+        (
+            [*WHAT, *URL, "--apply", "SCRIPT", "--rejected-to", "table:"],
+            "--rejected-to must be a folder, or table:NAME",
+        ),
         ([*WHAT, "--apply", "SCRIPT"], "no database is named"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--parallelism", "0"], "greater than or equal to 1"),
         (["events.jsonl", "--message-id", "event_id", *URL, "--apply", "SCRIPT"], "--subscriber"),
