@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, Required, Self, TypedDict, get_args
+from typing import Any, ClassVar, Required, Self, TypedDict, get_args
 
 from sqlalchemy import URL, Connection
 
@@ -123,7 +123,6 @@ class Option:
     is_valid: Callable[[Any], bool] = lambda _: True
     must_be: str = ""
     least: int | None = None  # of a whole number
-    in_format: bool = False  # format txbox has it, too
 
     def problem(self, name: str, value: Any) -> str | None:
         """Return what is wrong with a value, if anything is; ``name`` is what the caller has called the option."""
@@ -136,10 +135,8 @@ def _option(default: Any, help: str, metavar: str | None = None, **rest: Any) ->
     return field(default=default, metadata={Option: Option(help, metavar, **rest)})
 
 
-def _seconds(default: float, help: str, **rest: Any) -> Any:  # noqa: A002
-    return _option(
-        default, help, is_valid=lambda n: 0 < n <= 24 * 3600, must_be="more than 0 and at most a day", **rest
-    )
+def _seconds(default: float, help: str) -> Any:  # noqa: A002
+    return _option(default, help, is_valid=lambda n: 0 < n <= 24 * 3600, must_be="more than 0 and at most a day")
 
 
 def is_limit(max_rejected: object) -> bool:
@@ -154,21 +151,15 @@ class MergeOptions:
     subscriber_id: str
     schema: str | None = None
     prefix: str = ""
-    lock_seconds: float = _seconds(
-        0.5, "How long a transaction holds locks, about; by default {}. Longer is faster.", in_format=True
-    )
+    lock_seconds: float = _seconds(0.5, "How long a transaction holds locks, about; by default {}. Longer is faster.")
     stalled_seconds: float = _seconds(
-        120.0, "How long a chunk's transaction may do nothing, or wait for a lock; by default {}.", in_format=True
+        120.0, "How long a chunk's transaction may do nothing, or wait for a lock; by default {}."
     )
     effects_seconds: float = _seconds(
-        3600.0,
-        "How long a chunk waits while one and the same other one applies events; by default {}.",
-        in_format=True,
+        3600.0, "How long a chunk waits while one and the same other one applies events; by default {}."
     )
-    sent_at: str | None = _option(
-        None, "When an event was sent; too old ones are not applied.", "COLUMN", in_format=True
-    )
-    apply_expired: bool = _option(False, "Apply also what is too old to tell whether it was processed.", in_format=True)
+    sent_at: str | None = _option(None, "When an event was sent; too old ones are not applied.", "COLUMN")
+    apply_expired: bool = _option(False, "Apply also what is too old to tell whether it was processed.")
     keep: str = _option(
         ANY,
         "Which of several rows with one message id is taken.",
@@ -204,9 +195,7 @@ class ValidLoadOptions(MergeOptions):
     executor_seconds: float = _seconds(
         EXECUTOR_SECONDS, "How long to wait for an executor of a cluster while there is none; by default {}."
     )
-    force: bool = _option(
-        False, "Take statements that do not name fresh_event: a function of yours may.", in_format=True
-    )
+    force: bool = _option(False, "Take statements that do not name fresh_event: a function of yours may.")
     rejected_to: str | None = _option(
         None,
         "Keep all rejected rows, each with its cause: as lines of JSON, or in a table of Postgres.",
@@ -242,8 +231,8 @@ class ValidLoadOptions(MergeOptions):
     def __post_init__(self) -> None:
         Inbox(self.subscriber_id)  # refuses a name that cannot be kept
         object.__setattr__(self, "database", database_url(self.url))
-        for name, one in text_options().items():
-            if problem := one.about.problem(name, getattr(self, name)):
+        for name, (option, _, _) in text_options().items():
+            if problem := option.problem(name, getattr(self, name)):
                 raise InvalidConfiguration(f"{self.of}: {problem}")
         apply = self.apply
         self._require(
@@ -308,23 +297,13 @@ class ValidLoadOptions(MergeOptions):
             ) from error
 
 
-class TextOption(NamedTuple):
-    """An option that may be given as text: of the command line, or of format txbox."""
-
-    about: Option
-    kind: type[Any]  # str, bool, float or int
-    default: Any
-
-
 @cache
-def text_options() -> Mapping[str, TextOption]:
-    """Return the options that may be given as text, by name, in the order of ``LoadOptions``."""
-    of_name = {one.name: one for one in fields(ValidLoadOptions)}
-    found = {}
-    for name in LoadOptions.__annotations__:
-        one: Any = of_name[name]
-        if (about := one.metadata.get(Option)) is not None:
-            types = get_args(one.type) or (one.type,)
-            kind = next(kind for kind in (str, bool, float, int) if kind in types)
-            found[name] = TextOption(about, kind, one.default)
-    return found
+def text_options() -> Mapping[str, tuple[Option, type[Any], Any]]:
+    """Return the options that may be given as text, in the order of ``LoadOptions``: each with its type and default."""
+    there = {one.name: (one.metadata.get(Option), one.type, one.default) for one in fields(ValidLoadOptions)}
+    return {
+        name: (option, next(one for one in (str, bool, float, int) if one in (get_args(type_) or (type_,))), default)
+        for name in LoadOptions.__annotations__
+        for option, type_, default in [there[name]]
+        if option is not None
+    }

@@ -22,10 +22,10 @@ FORMAT = "txbox"
 COUNT, FAIL = ON_REJECTED = ("count", "fail")
 """What becomes of a write with rows that cannot be loaded."""
 
-_OF_LOAD = {"schema": str, "prefix": str} | {
-    name: one.kind for name, one in text_options().items() if one.about.in_format
-}
-"""Those that are named as for a bulk load, with their types."""
+_OF_LOAD = (
+    "schema", "prefix", "force", "sent_at", "apply_expired", "lock_seconds", "stalled_seconds", "effects_seconds",
+)  # fmt: skip
+"""Those that are as for a bulk load."""
 
 WRITE_OPTIONS = ("url", "subscriber", "message_id", "apply", "fields", "types", "on_rejected", *_OF_LOAD)
 READ_OPTIONS = ("url", "table", "subscriber", "schema", "prefix", "partitions")
@@ -77,7 +77,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         message_id=options["message_id"],
         apply=_effect(options["apply"], options.get("fields")),
         column_types=_types(options["types"]) if "types" in options else None,
-        **{name: _read(name, options[name], kind) for name, kind in _OF_LOAD.items() if name in options},
+        **{name: _read(name, options[name], _kind(name)) for name in _OF_LOAD if name in options},
     )
     checkpoint = next((value for name, value in given.items() if name.lower() == CHECKPOINT), None)
     return WriteOptions(load, on_rejected == FAIL, None if checkpoint is None else _place(checkpoint))
@@ -166,6 +166,10 @@ def _types(text: str) -> dict[str, str]:
             raise InvalidConfiguration(f"format {FORMAT}: types are as in order_id=uuid, payload=jsonb; not {text!r}")
         types[name.strip()] = type_.strip()
     return types
+
+
+def _kind(name: str) -> type[Any]:
+    return text_options()[name][1] if name in text_options() else str
 
 
 def _read(name: str, value: str, kind: type[Any]) -> Any:

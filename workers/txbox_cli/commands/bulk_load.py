@@ -22,7 +22,7 @@ from txbox_cli.output import print_counts, print_json, printable
 from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
 from txbox_spark import BulkLoadReport, LoadPlan, RejectedCause
-from txbox_spark.options import TextOption, text_options
+from txbox_spark.options import Option, text_options
 from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
 
 REJECTED_STATUS = 3
@@ -131,21 +131,20 @@ class EffectOptions:
         return found
 
 
-def _parameter(name: str, option: TextOption) -> inspect.Parameter:
-    """Return an option of a load as typer has it; without a default of its own, the load's holds."""
-    about, shown = option.about, option.kind in (str, bool)
+def _parameter(name: str, about: Option, kind: Any, default: Any) -> inspect.Parameter:
+    """Return an option of a load as typer has it; a number's default is said in the help, and is the load's."""
 
     def checked(parameter: typer.CallbackParam, value: Any) -> Any:
         if problem := about.problem(parameter.opts[0], value):
             raise UsageError(problem)
         return value
 
-    said = f"{option.default:g}" if option.kind is float else option.default
+    said, default = (default, default) if kind in (str, bool) else (f"{default:g}" if kind is float else default, None)
+    help_ = about.help.format(said)
     flag = f"--{name.replace('_', '-')}"
-    info = typer.Option(flag, metavar=about.metavar, help=about.help.format(said), min=about.least, callback=checked)
-    kind: Any = option.kind if shown and option.default is not None else option.kind | None
-    default = option.default if shown else None
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+    option = typer.Option(flag, metavar=about.metavar, help=help_, min=about.least, callback=checked)
+    annotation: Any = Annotated[kind | None if default is None else kind, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -153,7 +152,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 LoadSettings = Annotated[
-    dict[str, Any], ReadBy(_given, {name: _parameter(name, option) for name, option in text_options().items()})
+    dict[str, Any], ReadBy(_given, {name: _parameter(name, *option) for name, option in text_options().items()})
 ]
 
 
@@ -226,6 +225,8 @@ def bulk_load(
     apply = effect.effect(None if types or settings["force"] else fields, db)
     if dry_run and resume is not None:
         raise UsageError("--dry-run is of a load that begins; leave --resume out, or it")
+    if resume is not None:
+        resume = run_to_resume(db, resume)
     settings["column_types"] = spark.pairs("--type", types)
     mapped = _fields(apply)
     if isinstance(apply, str) and not settings["force"] and "fresh_event" not in apply.lower():
@@ -238,9 +239,8 @@ def bulk_load(
             "--fields of a --source are those of --apply, in types that a worker has, without --type and --force"
         )
     spark.check_before_spark(db, events, master, ledger=True, upsert=apply if isinstance(apply, Upsert) else None)
-    load: Callable[..., BulkLoadReport | LoadPlan] = txbox_spark.plan_load
-    if not dry_run:
-        load = partial(txbox_spark.bulk_load, resume=None if resume is None else run_to_resume(db, resume))
+    load: Callable[..., BulkLoadReport | LoadPlan]  # their other arguments are the same
+    load = txbox_spark.plan_load if dry_run else partial(txbox_spark.bulk_load, resume=resume)
     bound = settings.get("executor_seconds", EXECUTOR_SECONDS)
     run = spark.CurrentRun()
     try:
