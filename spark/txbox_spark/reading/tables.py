@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from typing import cast
 
 from txbox_spark.reading.errors import SourceError, explained
 from txbox_spark.reading.sources import EventSource
@@ -92,8 +93,17 @@ def read_source(
 
 
 def without_secrets(text: str) -> str:
-    """Return a text without the passwords of the URLs in it."""
-    return _IN_PARAMETER.sub(r"\1***", _AFTER_USER.sub(r"\1***\2", text))
+    """Return a text without the passwords of the URLs in it, in time that grows with its length alone."""
+    shown, done, end, at = [], 0, 0, -1
+    for user in _USER.finditer(text):
+        password = user.end(1)
+        if password >= end:  # beyond what was searched for the last @
+            end = cast("re.Match[str]", _PASSWORD.match(text, password)).end()
+            at = text.rfind("@", password, end)
+        if user.start() >= done and at > password:
+            shown += [text[done:password], "***"]
+            done = at
+    return _IN_PARAMETER.sub(r"\1***", "".join([*shown, text[done:]]))
 
 
 def _chosen(options: Mapping[str, str]) -> dict[str, str]:
@@ -108,6 +118,9 @@ _REMEDIES = {
 }
 _MISSING = re.compile("NOT_FOUND|No suitable driver|ClassNotFound")
 """What Spark says without a catalog, a jar or a driver."""
-_AFTER_USER = re.compile(r"((?://|thin:)[^\s/:@]*[:/])[^\s?]+(@)")
-"""user:password@host; Oracle has user/password@."""
-_IN_PARAMETER = re.compile(r"(\b\w*(?:password|passphrase|pwd|secret|token|accesskey)\w*=)[^\s&;,'\"]+", re.IGNORECASE)
+_USER = re.compile(r"(?=((?://|thin:)[^\s/:@]*[:/]))")
+_PASSWORD = re.compile(r"[^\s?]*")
+"""user:password@host; Oracle has user/password@. They may overlap: ///x:y@z."""
+_IN_PARAMETER = re.compile(
+    r"(\b(?=\w*?(?:password|passphrase|pwd|secret|token|accesskey))\w++=)[^\s&;,'\"]+", re.IGNORECASE
+)

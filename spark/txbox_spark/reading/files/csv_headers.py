@@ -6,7 +6,7 @@ bytes of every file's header are compared here, and Spark parses each one that i
 
 import codecs
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
@@ -51,8 +51,8 @@ class Header:
         missing = [field.name for key, field in wanted.items() if key not in there | apart]
         more = [name for name in self.names if name.lower() not in wanted]
         if missing or more:
-            does = f"has no column {', '.join(missing)}, which {of} has" if missing else ""
-            has = f"has the column {', '.join(more)}, which {of} does not have" if more else ""
+            does = f"has no column {_listed(missing)}, which {of} has" if missing else ""
+            has = f"has the column {_listed(more)}, which {of} does not have" if more else ""
             raise SourceError(
                 f"{self.shown} {' and '.join(filter(None, (does, has)))}: its header is {','.join(self.names)}; name "
                 "all columns, or read files with different columns apart"
@@ -86,6 +86,12 @@ class Header:
             # Of the others, Spark does not even open a file.
             frame = frame.where(file_of(frame).isin(list(self.files)))
         return frame.toDF(*[renamed.get(name, name) for name in frame.columns]) if renamed else frame
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(
+        f"{name} (so Spark calls a column without a name)" if _UNNAMED.fullmatch(name) else name for name in names
+    )
 
 
 def files_by_header(
@@ -145,6 +151,7 @@ def as_pattern(path: str) -> str:
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 
 
+_UNNAMED = re.compile("_c[0-9]+")
 _FIRST_BYTES = 16_384
 """What is read of a file to tell its header from others'."""
 _THREADS = 16

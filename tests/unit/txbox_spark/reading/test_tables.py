@@ -1,5 +1,7 @@
 """What a source is, and that no text about it has a password; what Spark makes of one is tested with Spark."""
 
+import time
+
 import pytest
 
 from txbox_spark import SourceError
@@ -44,7 +46,17 @@ def test_a_database_needs_one_thing_to_read(options: dict[str, str]) -> None:
         ("jdbc:postgresql://db:5432/shop", "jdbc:postgresql://db:5432/shop"),
         ("delta:s3a://key:hunter2@archive/purchases", "delta:s3a://key:***@archive/purchases"),
         ("table:archive.purchases", "table:archive.purchases"),
+        ("x://us?er:hunter2@db, y://db/x?mail=//u:hunter2@db", "x://us?er:***@db, y://db/x?mail=//u:***@db"),
+        ("jdbc:x://db:1/y?mail=me@here&my_token_2=hunter2", "jdbc:x://db:1/y?mail=me@here&my_token_2=***"),
     ],
 )  # fmt: skip
 def test_no_text_has_a_password(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize("part", ["password", "//", "//x:y", "thin:", "//x:y?@", "a"])
+def test_a_query_of_a_megabyte_is_searched_in_a_moment(part: str) -> None:
+    query = part * ((1 << 20) // len(part))
+    began = time.process_time()
+    assert without_secrets(query) == query
+    assert time.process_time() - began < 5

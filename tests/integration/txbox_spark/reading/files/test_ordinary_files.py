@@ -110,6 +110,12 @@ class TestCsv:
         refused(spark, [plain, more], r"5\.csv has the column note, which .*0\.csv does not have: its")
         without = write("6.csv", "p-2,7\n")
         refused(spark, [plain, without], r"6\.csv has no column event_id, cents, which .*: its header is p-2,7")
+        pandas = write("8.csv", ",event_id,cents\n0,p-3,5\n")
+        unnamed = r"_c0 \(so Spark calls a column without a name\), which"
+        refused(spark, [plain, pandas], rf"8\.csv has the column {unnamed} .*0\.csv does not have: its")
+        refused(
+            spark, [pandas, write("9.csv", "event_id,cents\np-1,5\n")], rf"9\.csv has no column {unnamed} .*8\.csv has"
+        )
         schema = "event_id string, amount int"
         refused(spark, [plain], r"no column amount, which the schema has and has the column cents,", schema=schema)
 
