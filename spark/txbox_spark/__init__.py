@@ -17,8 +17,7 @@ from txbox_spark.bulk_load import bulk_load
 from txbox_spark.load_plan import LoadPlan, plan_load
 from txbox_spark.loading.context import BulkLoadFailed
 from txbox_spark.loading.ledger import RunNotFound
-from txbox_spark.merging.effects.effect_runner import ApplyFailed
-from txbox_spark.merging.effects.statement_checker import StatementPlan
+from txbox_spark.merging.effect_runner import ApplyFailed, StatementPlan
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.sources import EventSource, read_events, source_of
 from txbox_spark.reading.tables import read_source

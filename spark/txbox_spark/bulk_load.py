@@ -13,26 +13,32 @@ because chunks that are done are not even read.
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Unpack
 
+from sqlalchemy import Engine
+
+from txbox import SqlEffect
 from txbox.effects import Upsert
 from txbox.instrumentation import BulkLoaded, Hook, emit
 from txbox.postgres.engines import open_engine
 from txbox.postgres.guards.transaction_guard import guard
+from txbox.postgres.transactions import short_transaction
 from txbox.tracing import NO_TRACING, Tracing, error_type
 from txbox_spark.loading.context import LoadContext
+from txbox_spark.loading.ledger import warn_of_new_subscriber
 from txbox_spark.loading.loader import load
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.options import TABLE, LoadOptions, ValidLoadOptions
+from txbox_spark.reading.columns import CORRUPT_RECORD, MESSAGE_ID, types_as_wanted
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.report import OUTCOMES, BulkLoadReport, OnProgress
-from txbox_spark.runtime.connect import refuse_connect
 from txbox_spark.runtime.lazy_imports import DataFrame
-from txbox_spark.subscribers import warn_of_new_subscriber
+from txbox_spark.runtime.retries import retry_outages
+from txbox_spark.runtime.session import refuse_connect
 from txbox_spark.survey import seem_few
-from txbox_spark.upserts import with_upsert_as_statement
 
 
 def bulk_load(
@@ -177,3 +183,33 @@ def _digest(events: DataFrame, source: EventSource | None, message_id: str) -> b
 
 _CONNECTIONS_BESIDE_CHUNKS = 4
 """For the ledger, the heartbeat and the progress."""
+
+
+@retry_outages
+def with_upsert_as_statement(options: ValidLoadOptions, engine: Engine, events: DataFrame) -> ValidLoadOptions:
+    """Return the options of a load with its ``Upsert``, if that is its effect, as a statement over ``fresh_event``.
+
+    The column that is the message id is written if the table has it. Texts and arrays arrive as what the table's
+    columns are, so that a value which Postgres does not take is named with its message; others arrive as what they are,
+    and the statement casts them as an INSERT does.
+
+    Raises:
+        InvalidConfiguration: the table does not fit the events.
+        RightsMissing: this user may not write to the table.
+    """
+    upsert = options.apply
+    if not isinstance(upsert, Upsert):
+        return options
+    with short_transaction(engine) as connection:
+        target = upsert.check(connection)
+    if (fields := upsert.typed_fields) is not None:
+        statement = upsert.statement(target, {name: one.of.name for name, one in fields.items()})
+        return replace(options, apply=SqlEffect.of(statement, fields=fields))
+    message_id = options.message_id
+    if message_id in events.columns and all(one.name != message_id for one in target.columns):
+        upsert = replace(upsert, ignore_columns=(*upsert.ignore_columns, message_id))  # it is not about the row
+    given = dict(options.column_types or {})
+    wanted = {one.name: one.type for one in target.columns if one.name not in given}
+    declared, types = types_as_wanted(events.drop(CORRUPT_RECORD, MESSAGE_ID), wanted)
+    statement = upsert.statement(target, {**types, **given})
+    return replace(options, apply=statement, column_types={**declared, **given})

@@ -19,9 +19,8 @@ from txbox_spark.bulk_load import opened_context
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import bounds_of, choose
 from txbox_spark.merging.chunk_merger import count_parked, drop_expired_events
-from txbox_spark.merging.csv_lines import csv_lines
-from txbox_spark.merging.effects.statement_checker import StatementPlan
-from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
+from txbox_spark.merging.effect_runner import StatementPlan
+from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh, csv_lines
 from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.options import LoadOptions, ValidLoadOptions
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, dates_as_text

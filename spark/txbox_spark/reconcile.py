@@ -26,16 +26,15 @@ from txbox.postgres.transactions import check_table
 from txbox.postgres.urls import database_url
 from txbox.schema import tables
 from txbox_spark.archive.archived_events import read_archive
+from txbox_spark.loading.ledger import warn_of_new_subscriber
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.reading.errors import explained
 from txbox_spark.reading.event_rows import prepare
-from txbox_spark.reading.table_cuts import literal, parts_of, sampled_percent
 from txbox_spark.report import OnProgress
-from txbox_spark.runtime.connect import refuse_connect
-from txbox_spark.runtime.jdbc import jdbc_options
+from txbox_spark.runtime.jdbc import jdbc_options, literal, parts_of, sampled_percent
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, sql
-from txbox_spark.subscribers import warn_of_new_subscriber
+from txbox_spark.runtime.session import refuse_connect
 
 NEVER_PROCESSED = "never_processed"
 NOT_ARCHIVED = "not_archived"

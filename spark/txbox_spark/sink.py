@@ -43,8 +43,8 @@ from txbox_spark.loading.writer import FEW, WriterChoice
 from txbox_spark.options import AUTO, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport, OnProgress
-from txbox_spark.runtime.connect import refuse_connect
 from txbox_spark.runtime.lazy_imports import DataFrame, spark_errors
+from txbox_spark.runtime.session import refuse_connect
 
 OnBatch = Callable[[int, BulkLoadReport], object]
 """Called with each batch's number and report, after the batch is loaded and before Spark commits it."""

@@ -32,8 +32,8 @@ from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.watermarks import Advance, Watermarks
 from txbox_cli.app import run as txbox
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
+from txbox_spark.archive.archive_folder import BEGINNING, PROCESSED, SENT, Stretch
 from txbox_spark.archive.archive_ledger import ArchiveLedger
-from txbox_spark.archive.stretch import BEGINNING, PROCESSED, SENT, Stretch
 from txbox_spark.loading.ledger import LoadLedger
 from txbox_workers.memory_source import MemorySource
 

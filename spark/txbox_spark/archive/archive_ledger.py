@@ -15,8 +15,8 @@ from txbox.postgres.server import SERVER
 from txbox.postgres.sql import moment
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
-from txbox_spark.archive.stretch import Stretch
-from txbox_spark.reading.table_cuts import parts_of, sampled_percent
+from txbox_spark.archive.archive_folder import Stretch
+from txbox_spark.runtime.jdbc import parts_of, sampled_percent
 
 POLL_SECONDS = 0.5
 

@@ -4,11 +4,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from txbox_spark.archive.archive_folder import ArchiveFolder
-from txbox_spark.archive.stretch import DAY, PROCESSED, SENT, Stretch
+from txbox_spark.archive.archive_folder import DAY, PROCESSED, SENT, ArchiveFolder, Stretch
 from txbox_spark.reading.errors import SourceError, explained
-from txbox_spark.runtime.connect import refuse_connect
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, sql
+from txbox_spark.runtime.session import refuse_connect
 
 SENT_COLUMNS = (
     "message_id string, position bigint, destination string, key string, headers string, body binary, "

@@ -29,18 +29,15 @@ from txbox.postgres.engines import open_engine
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql import unescaped
 from txbox.postgres.urls import database_url
-from txbox_spark.archive.archive_folder import ArchiveFolder
+from txbox_spark.archive.archive_folder import BEGINNING, DAY, PROCESSED, SENT, ArchivedDay, ArchiveFolder, Stretch
 from txbox_spark.archive.archive_ledger import ArchiveLedger, ArchiveState
-from txbox_spark.archive.stretch import BEGINNING, DAY, PROCESSED, SENT, ArchivedDay, Stretch
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.reading.errors import SourceError, explained
-from txbox_spark.reading.table_cuts import literal
 from txbox_spark.report import OnProgress
-from txbox_spark.runtime.connect import refuse_connect
-from txbox_spark.runtime.jdbc import jdbc_options
+from txbox_spark.runtime.jdbc import jdbc_options, literal
 from txbox_spark.runtime.jobs import changed_settings, job_group, small_plans
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, sql
-from txbox_spark.runtime.session import require_jdbc_driver
+from txbox_spark.runtime.session import refuse_connect, require_jdbc_driver
 
 SETTLE = timedelta(hours=1)
 """A day is archived when it is over for so long; clocks of one cluster of Postgres differ by less."""

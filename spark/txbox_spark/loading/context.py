@@ -15,7 +15,7 @@ from txbox.tracing import NO_SPAN, NO_TRACING, Span, Tracing, error_type
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.loading.staging_table import StagingTables
-from txbox_spark.merging.effects.statement_checker import StatementPlan, explain_statements
+from txbox_spark.merging.effect_runner import StatementPlan, explain_statements
 from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.options import JDBC, ValidLoadOptions
 from txbox_spark.reading.event_rows import PreparedEvents

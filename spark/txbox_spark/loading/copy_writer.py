@@ -17,6 +17,7 @@ speculation, is a redelivery: it finds the chunk merged, or waits for the other 
 A failure comes back as a row, not as an exception: Spark would run the task again, and report it as a Java error.
 """
 
+import logging
 import math
 import time
 from bisect import bisect_right
@@ -35,6 +36,7 @@ from txbox import TxboxError
 from txbox.postgres.engines import open_engine
 from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
+from txbox.status.blocked_loads import run_lock
 from txbox.tracing import Tracing
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import LoadLedger, Run, Totals
@@ -43,11 +45,8 @@ from txbox_spark.merging.chunk_merger import ChunkHeld, begin_chunk, claim_chunk
 from txbox_spark.merging.chunk_ranges import chunk_groups, chunk_range, partition_by_chunk
 from txbox_spark.merging.chunk_stream import ChunkStream
 from txbox_spark.merging.event_copier import copy_events
-from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
-from txbox_spark.merging.frozen_copies import end_frozen_copies
-from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan, MergeStatements, TriedIds
-from txbox_spark.merging.merge_sizer import MergeSizer
+from txbox_spark.merging.merge_plan import ChunkCounts, FailedChunk, MergePlan, MergeSizer, MergeStatements, TriedIds
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest
 from txbox_spark.rejects.remarks import Remarks
@@ -304,3 +303,44 @@ class CopyTask:
     def _copy(self, connection: Connection, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
         """Stream a chunk's distinct events into ``fresh_event``."""
         return copy_events(connection, self.plan, chunk, () if self.ids_alone else self.plan.columns, batches)
+
+
+FROZEN_SECONDS = 30.0
+"""How long a COPY must have received nothing; at most ``stalled_seconds``."""
+
+
+def end_frozen_copies(engine: Engine, plan: MergePlan) -> int:
+    """End the sessions of a run that are frozen within a COPY, and return how many.
+
+    While a server process reads a COPY, no time-out of Postgres reaches it: neither that of idle transactions nor that
+    of statements, and a client that stands still has not closed its socket. So a task that is frozen within its COPY
+    keeps its chunk, and whoever runs the chunk again waits for it::
+
+        task, frozen       claims chunk 17 ── COPY ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ended
+        task, run again        claims chunk 17: waits ── stalled_seconds ── ChunkHeld ── looks ─┴── another attempt
+
+    A COPY is frozen if it has begun before the wait, waits for its client, and has received nothing for
+    ``FROZEN_SECONDS`` more. To end one that is only slow costs only time: nothing of it is committed.
+    """
+    before = _copies(engine, plan)
+    if not before:
+        return 0
+    time.sleep(min(FROZEN_SECONDS, plan.stalled_seconds))
+    # A process id may be another session's by then, which is then in a COPY of the same run, and has received less.
+    frozen = sorted(pid for pid, received in _copies(engine, plan).items() if before.get(pid) == received)
+    with short_transaction(engine) as connection:
+        for pid in frozen:
+            connection.exec_driver_sql(plan.sql.end_session, {"pid": pid})
+    if frozen:
+        _log.warning("bulk load %s: ended COPYs whose client is frozen, by server processes %s", plan.run_id, frozen)
+    return len(frozen)
+
+
+def _copies(engine: Engine, plan: MergePlan) -> dict[int, int]:
+    """Return server processes of the run that wait for more of a COPY, and how many bytes each has received."""
+    values = {"run_lock": run_lock(plan.run_id), "stalled": plan.stalled}
+    with short_transaction(engine) as connection:
+        return {row.pid: row.received for row in connection.exec_driver_sql(plan.sql.waiting_copies, values)}
+
+
+_log = logging.getLogger("txbox.spark")

@@ -34,11 +34,9 @@ from txbox_spark.loading.staging_table import MAX_PARTITIONS
 from txbox_spark.loading.writer import RowCounts, StagingLost
 from txbox_spark.merging.chunk_merger import begin_chunk, claim_chunk, merge_chunk
 from txbox_spark.merging.chunk_ranges import chunk_range
-from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.merging.event_copier import copy_what_fits
 from txbox_spark.merging.fresh_event import create_fresh, differing_ids, distinct_staged
-from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
-from txbox_spark.merging.merge_sizer import MergeSizer
-from txbox_spark.merging.refusals.values import copy_what_fits
+from txbox_spark.merging.merge_plan import ChunkCounts, FailedChunk, MergePlan, MergeSizer
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, dates_as_text
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.reading.row_order import ROW_ORDER

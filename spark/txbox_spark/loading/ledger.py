@@ -105,6 +105,8 @@ class LedgerStatements(SqlFile, file="ledger.sql"):
     merged_chunks: str
     totals: str
     remarks: str
+    any_processed: str
+    some_subscribers: str
 
 
 class LoadLedger:
@@ -275,6 +277,18 @@ def heartbeat(ledger: LoadLedger, run_id: str) -> Iterator[None]:
 
     with every(HEARTBEAT_SECONDS, beat, name=f"txbox-bulk-load-{run_id}"):
         yield
+
+
+@retry_outages
+def warn_of_new_subscriber(engine: Engine, schema: str | None, prefix: str, subscriber_id: str) -> None:
+    """Log a warning if a subscriber has no id in the inbox, and others have: every event will be new to it."""
+    sql = LedgerStatements.load(schema, prefix)
+    with short_transaction(engine) as connection:
+        if connection.exec_driver_sql(sql.any_processed, {"subscriber_id": subscriber_id}).first() is not None:
+            return
+        others = connection.exec_driver_sql(sql.some_subscribers).scalars().all()
+    if others:
+        _log.warning("%s has no id in the inbox; there are ids of %s", subscriber_id, ", ".join(others))
 
 
 _log = logging.getLogger("txbox.spark")

@@ -23,17 +23,15 @@ from txbox_spark.loading.context import BulkLoadFailed, ExecutorsLost, LoadConte
 from txbox_spark.loading.copy_writer import CopyWriter
 from txbox_spark.loading.jdbc_writer import JdbcWriter
 from txbox_spark.loading.ledger import Run, heartbeat
-from txbox_spark.loading.run_resumer import resume_run
 from txbox_spark.loading.writer import FEW, StagingLost, Writer, WriterChoice, choose_writer, require_packages
 from txbox_spark.merging.chunk_ranges import chunk_bounds
-from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.merging.merge_plan import FailedChunk
 from txbox_spark.options import AUTO, COPY, JDBC, TABLE
-from txbox_spark.rejects.rejects_folder import write_rejects
-from txbox_spark.rejects.rejects_table import RejectsTable
+from txbox_spark.rejects.rejects_table import RejectsTable, write_rejects
 from txbox_spark.rejects.remarks import TooManyRejected, refuse_too_many
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
-from txbox_spark.survey import Survey, survey, survey_few
+from txbox_spark.survey import Survey, content_digest, count_rejected_rows, survey, survey_few
 
 ROWS_OF_A_CHUNK = 10_000
 """Rows in a chunk, about, unless ``chunk_rows`` is less: a transaction merges one or more, see ``merge_sizer``."""
@@ -257,3 +255,57 @@ def _report(context: LoadContext, run: Run, choice: WriterChoice) -> BulkLoadRep
 
 
 _log = logging.getLogger("txbox.spark")
+
+
+def resume_run(context: LoadContext, run: Run) -> Run:
+    """Check that a run's events are the same, and begin another attempt unless the run is finished.
+
+    With the same source and the same ids, the bounds of the chunks that the ledger has are still right.
+
+    1. A chunk that has a row in ``bulk_load_chunk`` is merged: the row commits with the chunk's effects. The writers
+       leave it out (``LoadContext.merged_chunks``), and do not even read it.
+    2. A chunk without a row is merged from its beginning, for nothing of it is committed. ``chunk_merger.begin_chunk``
+       claims it: of two attempts at one chunk, one merges it, and the other finds it done.
+
+    The same holds for the next attempt of the same call, and for a task that Spark runs twice.
+
+    Raises:
+        InvalidConfiguration: the subscriber, the source or the ids are not the same; or, with writer jdbc, the number
+            of rows that cannot be loaded.
+        SparkSetupError: the events are the same, and Spark lacks the JDBC driver that the run's writer needs.
+    """
+    if run.subscriber_id != context.options.subscriber_id:
+        raise InvalidConfiguration(
+            f"run {run.run_id} is of subscriber {run.subscriber_id}, not {context.options.subscriber_id}"
+        )
+    if run.digest != context.digest:
+        raise InvalidConfiguration(
+            f"run {run.run_id} has begun to load {run.source}, and this is not the same (other files, changed files, "
+            "or another message id); begin a new run: what has been applied is not applied again"
+        )
+    # Of a finished run too, and whatever the name of the source: other events would be reported as loaded.
+    with context.stage("survey", run):
+        rows, content = content_digest(context.events)
+    if content != run.content:
+        raise InvalidConfiguration(
+            f"run {run.run_id} has begun to load {run.rows:,} rows of {run.source}, and these {rows:,} have other "
+            "message ids; resume it with the same events, or begin a new run: what has been applied is not applied "
+            "again"
+        )
+    if run.writer == JDBC:
+        require_jdbc_driver(context.spark)
+        if not run.finished:
+            _refuse_other_rejects(context, run)
+    return run if run.finished else context.ledger.begin_attempt(run.run_id)
+
+
+def _refuse_other_rejects(context: LoadContext, run: Run) -> None:
+    """Refuse other fields or types: chunks of a staging table have no rejected rows, so the run's count must hold."""
+    with context.stage("survey", run):
+        rejected = count_rejected_rows(context.events)
+    if rejected != (run.rejected or 0):
+        raise InvalidConfiguration(
+            f"run {run.run_id} has begun without {run.rejected or 0:,} rows that cannot be loaded, and now "
+            f"{rejected:,} cannot; resume it with the same fields and types, or begin a new run: what has been applied "
+            "is not applied again"
+        )

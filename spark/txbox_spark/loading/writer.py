@@ -7,7 +7,7 @@ from sqlalchemy import URL
 
 from txbox import TxboxError
 from txbox_spark.loading.ledger import Run, Totals
-from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.merging.merge_plan import FailedChunk
 from txbox_spark.options import COPY, JDBC
 from txbox_spark.rejects.remarks import Remarks
 from txbox_spark.runtime.executor_watcher import ExecutorsMissing, ExecutorWatcher

@@ -7,7 +7,7 @@
                                             │        ├─ the caller's statements over fresh_event
                                             │        └─ counts into the ledger ── COMMIT
                               23505, 40001, 40P01, 55P03: back to the savepoint
-                                                     classes 22 and 23, of the effect: back, and ``refusals``,
+                                                     classes 22 and 23, of the effect: back, and ``refused_events``,
                                                      which records nothing; then all but the refused once more
 
 To find the processed ids first, by a join, and to insert the rest sorted and without ON CONFLICT took a third of the
@@ -49,10 +49,10 @@ from txbox.postgres.server import SERVER
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox.postgres.transactions import driver_cursor
 from txbox.status.blocked_loads import run_lock
-from txbox_spark.merging.effects.effect_runner import ApplyFailed, apply_effects
+from txbox_spark.merging.effect_runner import ApplyFailed, apply_effects
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, drop_refused, insert_fresh
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan, TriedIds
-from txbox_spark.merging.refusals.effects import GoodEventsFailed, find_refused, is_about_events
+from txbox_spark.merging.refused_events import GoodEventsFailed, find_refused, is_about_events
 from txbox_spark.rejects.remarks import RejectedRow, refuse_too_many
 
 MERGE_ATTEMPTS = 10

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from txbox_spark.merging.csv_lines import csv_texts
+from txbox_spark.merging.fresh_event import csv_texts
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.rejects.remarks import SHOWN_ROWS, RejectedRow, Remarks

@@ -1,5 +1,13 @@
-"""Sends a chunk's events to ``fresh_event`` by COPY."""
+"""Sends a chunk's events to ``fresh_event`` by COPY.
 
+Rows with values that Postgres does not take as what their column is to be are found, and the others are copied.
+COPY takes all of its rows or none, and names the line of the first that it does not take. So the rows are sent again in
+small COPYs, each behind a savepoint: those before that line, that row alone, and then those after it. A row is refused
+only by a COPY of that row alone.
+"""
+
+import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,13 +15,12 @@ import psycopg
 from sqlalchemy import Connection
 
 from txbox_spark.merging.chunk_stream import DistinctEvents
-from txbox_spark.merging.csv_lines import csv_lines
-from txbox_spark.merging.fresh_event import copy_fresh
+from txbox_spark.merging.fresh_event import copy_fresh, csv_lines, csv_texts
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
-from txbox_spark.merging.refusals.values import RELEASE, ROLL_BACK, SAVEPOINT, copy_what_fits
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
-from txbox_spark.rejects.remarks import NO_REMARKS, RejectedRow
-from txbox_spark.runtime.lazy_imports import pyarrow
+from txbox_spark.rejects.remarks import NO_REMARKS, VALUE_CHARACTERS, RejectedRow
+from txbox_spark.runtime.explanations import describe_postgres_error
+from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
 COPY_BYTES = 16 << 20
 """How much one COPY sends, about."""
@@ -70,3 +77,97 @@ def copy_events(
             remarks += plan.keep_rejected(cursor, chunk, distinct.take_rejected() + rejected)
     remarks += distinct.differing
     return ChunkCounts(distinct.read, distinct.rejected + refused, distinct.kept - refused, refused, remarks)
+
+
+WINDOW_ROWS = 1_000
+"""Rows of the first COPYs: what is sent again for each row that is refused."""
+
+SAVEPOINT = "SAVEPOINT txbox_copy"
+RELEASE = "RELEASE SAVEPOINT txbox_copy"
+ROLL_BACK = "ROLLBACK TO SAVEPOINT txbox_copy; RELEASE SAVEPOINT txbox_copy"
+
+
+def copy_what_fits(
+    cursor: Any, columns: Sequence[EventColumn], batches: "Sequence[pyarrow.RecordBatch]"
+) -> list[RejectedRow]:
+    """Copy the rows that Postgres takes into ``fresh_event``, in their order, and return the others.
+
+    Args:
+        cursor: of psycopg, in the chunk's transaction.
+        columns: of ``fresh_event``.
+        batches: the rows, with the columns as they are sent.
+
+    Raises:
+        psycopg.Error: COPY fails for another reason than a value.
+    """
+    refused = []
+    for batch in batches:
+        for first in range(0, batch.num_rows, WINDOW_ROWS):
+            left = [batch.slice(first, WINDOW_ROWS)]
+            while left:
+                rows = left.pop()
+                if (error := _copied(cursor, columns, rows)) is None:
+                    continue
+                if rows.num_rows == 1:
+                    refused.append(_refused_row(error, columns, rows))
+                    continue
+                at = _row_of(error, rows)
+                # Without a line, halves.
+                parts = [(0, rows.num_rows // 2), (rows.num_rows // 2, None)] if at is None else _around(at)
+                sliced = [rows.slice(begin) if length is None else rows.slice(begin, length) for begin, length in parts]
+                left += [part for part in reversed(sliced) if part.num_rows]
+    return refused
+
+
+def _around(at: int) -> list[tuple[int, int | None]]:
+    """Return where the rows before a row begin, and how many there are; the same for it alone, and for the rest."""
+    return [(0, at), (at, 1), (at + 1, None)]
+
+
+def _copied(cursor: Any, columns: Sequence[EventColumn], rows: "pyarrow.RecordBatch") -> psycopg.Error | None:
+    """Copy rows, all or none; return why Postgres does not take them."""
+    cursor.execute(SAVEPOINT)
+    try:
+        with cursor.copy(copy_fresh(columns)) as copy:
+            copy.write(csv_lines(rows))
+    except (psycopg.DataError, psycopg.IntegrityError) as error:
+        cursor.execute(ROLL_BACK)
+        return error
+    cursor.execute(RELEASE)
+    return None
+
+
+def _refused_row(error: psycopg.Error, columns: Sequence[EventColumn], row: "pyarrow.RecordBatch") -> RejectedRow:
+    values = {name: None if (one := row.column(name)[0].as_py()) is None else str(one) for name in row.schema.names}
+    staged = {one.name: one.staged_as for one in columns}
+    found = _PLACE.search(error.diag.context or "")
+    named = [] if found is None else [name for name in staged if re.match(rf", \S+ {re.escape(name)}(?::|$)", found[2])]
+    column = max(named, key=len, default=None)
+    value = None if column is None else values.get(staged[column])
+    where = "" if column is None else f"column {column}: "
+    return RejectedRow(
+        cause=where + describe_postgres_error(error),
+        column=column,
+        value=None if value is None else value[:VALUE_CHARACTERS],
+        message_id=values[MESSAGE_ID],
+        event=json.dumps({one.name: values[one.staged_as] for one in columns}, ensure_ascii=False),
+    )
+
+
+def _row_of(error: psycopg.Error, rows: "pyarrow.RecordBatch") -> int | None:
+    """Return the row that an error of COPY is about; a text may have line breaks.
+
+    The words are in the server's language; the number of the line comes first. In the first line, Postgres counts CR
+    within texts as line breaks, and later LF.
+    """
+    if (found := _PLACE.search(error.diag.context or "")) is None:
+        return None
+    lines = csv_texts(rows)
+    first = lines[0].as_py()
+    ends = compute.cumulative_sum(compute.count_substring(lines, "\n"))
+    wanted = int(found[1]) - 1 - first.count("\r") + first.count("\n")
+    row: int = compute.index(compute.greater_equal(ends, wanted), True).as_py()
+    return None if row < 0 else row
+
+
+_PLACE = re.compile(r"COPY fresh_event\D+(\d+)(.*)", re.DOTALL)

@@ -1,9 +1,12 @@
 """What the chunks of a run have in common, and what each of them counts: plain values, for executors have them, too."""
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
+
+import psycopg
 
 from txbox.postgres.sql_files import SqlFile
 from txbox_spark.merging.fresh_event import FRESH_EVENT
@@ -11,6 +14,8 @@ from txbox_spark.options import Apply, MergeOptions
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.rejects.remarks import NO_REMARKS, RejectedRow, Remarks
+from txbox_spark.runtime.explanations import describe_postgres_error
+from txbox_spark.runtime.retries import is_transient
 
 
 class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event": FRESH_EVENT}):
@@ -118,3 +123,60 @@ class TriedIds:
         counts = found["counts"]
         counts = ChunkCounts(**{**counts, "remarks": Remarks.from_json(counts["remarks"])})
         return cls(counts, found["parked"], tuple(found["unprocessed"]))
+
+
+@dataclass(frozen=True, slots=True)
+class FailedChunk:
+    """A chunk that is not merged, and why: as plain values, so that it comes back from an executor."""
+
+    chunk: int  # its number
+    error: str  # why, in one line
+    transient: bool  # another attempt may succeed: a lost connection, a deadlock
+
+    @classmethod
+    def of(cls, chunk: int, error: Exception) -> "FailedChunk":
+        """Describe an error."""
+        orig = getattr(error, "orig", None) or error
+        line = describe_postgres_error(orig) if isinstance(orig, psycopg.Error) else " ".join(str(orig).split())
+        # psycopg's own errors come from COPY, which SQLAlchemy does not see; without a code, the connection is gone.
+        lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+        transient = lost or is_transient(error)
+        return cls(chunk, line, transient)
+
+
+GROWTH = 4
+"""A transaction takes at most so many times the chunks of the one before it."""
+
+
+class MergeSizer:
+    """Sizes the transactions of one task, or of the threads of one process.
+
+    A transaction merges as many chunks as it can without holding its locks for longer than it should. Ids that a chunk
+    has recorded, and rows that its effect has changed, are locked until its transaction ends; a worker that meets one
+    of them waits. How long depends on the effect, on the inbox and on the machine, so it is measured. Chunks are small;
+    a transaction takes one of them first, and then as many that follow each other as the time allows. Larger
+    transactions cost less: fewer commits, and an effect that adds up changes a row once, not once for each chunk.
+    """
+
+    def __init__(self, lock_seconds: float, most: int) -> None:
+        """Begin with one chunk.
+
+        Args:
+            lock_seconds: how long a transaction may hold its locks, about.
+            most: chunks that a transaction takes, whatever its time.
+        """
+        self._lock_seconds = lock_seconds
+        self._most = most
+        self._chunks = 1
+        self._lock = threading.Lock()
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks the next transaction takes, at most."""
+        return self._chunks
+
+    def merged(self, chunks: int, held_seconds: float) -> None:
+        """Take account of a transaction that has merged so many chunks and has held its locks for so long."""
+        fit = chunks * self._lock_seconds / max(held_seconds, 1e-6)
+        with self._lock:
+            self._chunks = max(1, min(int(fit), self._most, GROWTH * chunks))

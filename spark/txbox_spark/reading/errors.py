@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from txbox import TxboxError
-from txbox_spark.reading.files.charsets import EncodingError
 from txbox_spark.runtime.explanations import describe_spark_error, text_of
 from txbox_spark.runtime.lazy_imports import spark_errors
 
 
 class SourceError(TxboxError):
     """Events cannot be read from where they should be; the message says what to do."""
+
+
+class EncodingError(ValueError):
+    """What is asked for cannot be had in this encoding; the message says why."""
 
 
 class InvalidFields(SourceError):

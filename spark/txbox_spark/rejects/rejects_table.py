@@ -20,6 +20,7 @@ from txbox.postgres.sqlstates import is_outage
 from txbox.postgres.transactions import driver_cursor, short_transaction
 from txbox.status.blocked_loads import run_lock
 from txbox_spark.rejects.remarks import RejectedRow
+from txbox_spark.runtime.lazy_imports import SparkSession
 from txbox_spark.runtime.retries import retry_outages
 
 COLUMNS = "run_id, chunk, message_id, cause, column_name, value, file, event"
@@ -85,3 +86,29 @@ class RejectsTable:
             if connection.exec_driver_sql(there, (run_id,)).first() is None:
                 with driver_cursor(connection) as cursor:
                     self.copy(cursor, run_id, None, rows())
+
+
+WRITTEN_ROWS = 50_000
+"""How many rows are held at a time."""
+
+_COLUMNS = "message_id string, cause string, column string, value string, file string, event string"
+
+
+def write_rejects(spark: SparkSession, engine: Engine, table: RejectsTable, run_id: str, folder: str) -> int:
+    """Write the rows that a table keeps of a run into a folder, as lines of JSON; return how many there are.
+
+    Until the load ends, they are in the table alone, so what is in the folder is what has committed. The rows of a run
+    are in ``run=RUN`` below it, and are written again if the end of the run is repeated.
+    """
+    target = f"{folder.rstrip('/')}/run={run_id}"
+    written = 0
+    with (
+        short_transaction(engine) as connection,
+        connection.connection.driver_connection.cursor(name="txbox_rejects") as cursor,  # type: ignore[union-attr]
+    ):
+        cursor.execute(table.rows_of_run, {"run_id": run_id})
+        while rows := cursor.fetchmany(WRITTEN_ROWS):
+            mode = "append" if written else "overwrite"
+            spark.createDataFrame(rows, _COLUMNS).coalesce(1).write.mode(mode).json(target)
+            written += len(rows)
+    return written

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from txbox import InvalidConfiguration
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.java import SparkSetupError, java_found
 from txbox_spark.runtime.jdbc import JDBC_DRIVER_CLASS
 from txbox_spark.runtime.jvm import MORE_MEMORY, OUT_OF_MEMORY, kill_after_exit
-from txbox_spark.runtime.lazy_imports import SparkSession
+from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession
 
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 """Maven coordinates of the JDBC driver."""
@@ -320,3 +321,17 @@ _LISTS = {
 }
 """Settings that are lists, and what stands between two of their elements."""
 _OUT_OF_MEMORY_LINE = b"Terminating due to java.lang.OutOfMemoryError"
+
+
+def refuse_connect(frame: DataFrame | SparkSession, of: str, instead: str) -> None:
+    """Raise ``InvalidConfiguration`` if a DataFrame, or a session, is one of Spark Connect.
+
+    Args:
+        frame: the DataFrame, or the session.
+        of: the function that was given it.
+        instead: what does the same over Spark Connect.
+    """
+    if type(frame).__module__.startswith("pyspark.sql.connect."):
+        raise InvalidConfiguration(
+            f"{of}: this is Spark Connect, and {of} needs a Spark in this process; over Spark Connect, {instead}"
+        )

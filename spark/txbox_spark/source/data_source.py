@@ -13,8 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from txbox import InvalidConfiguration
-from txbox_spark.source.explanations import explained
-from txbox_spark.source.source_options import FORMAT, read_options, write_options
+from txbox_spark.source.source_options import FORMAT, explained, read_options, write_options
 from txbox_spark.source.source_reader import SOURCE_TABLES, TableReader
 from txbox_spark.source.source_writer import InboxStreamWriter, InboxWriter
 

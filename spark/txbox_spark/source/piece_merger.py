@@ -37,10 +37,8 @@ from txbox.retries import retry
 from txbox_spark.loading.loader import LOAD_ATTEMPTS, LOAD_BACKOFF
 from txbox_spark.merging.chunk_merger import begin_chunk, merge_chunk
 from txbox_spark.merging.event_copier import copy_events
-from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
-from txbox_spark.merging.merge_plan import MergePlan
-from txbox_spark.merging.merge_sizer import MergeSizer
+from txbox_spark.merging.merge_plan import FailedChunk, MergePlan, MergeSizer
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.rejects.remarks import RejectedRow

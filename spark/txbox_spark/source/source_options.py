@@ -3,17 +3,21 @@
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from sqlalchemy import URL
+from sqlalchemy.exc import SQLAlchemyError
 
-from txbox import Inbox, InvalidConfiguration, SqlEffect
+from txbox import Inbox, InvalidConfiguration, SqlEffect, TxboxError
 from txbox.postgres.urls import database_url
+from txbox_spark.merging.merge_plan import FailedChunk
 from txbox_spark.options import Apply, ValidLoadOptions, text_options
 
 FORMAT = "txbox"
@@ -186,3 +190,19 @@ def _read(name: str, value: str, kind: type[Any]) -> Any:
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _FILE = re.compile(r"[^\n;]+\.sql")
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise errors in one line, without their causes, which may quote values, a statement, or parts of a URL.
+
+    Spark shows whole tracebacks, with every cause.
+
+    ``what`` says what cannot be done, if it is Postgres that says why.
+    """
+    try:
+        yield
+    except TxboxError as error:
+        raise error from None
+    except (SQLAlchemyError, psycopg.Error) as error:
+        raise TxboxError(f"{what}: {FailedChunk.of(0, error).error}") from None

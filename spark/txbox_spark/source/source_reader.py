@@ -12,10 +12,9 @@ from txbox import InvalidConfiguration
 from txbox.postgres.engines import open_engine
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
-from txbox_spark.reading.table_cuts import parts_of, sampled_percent
+from txbox_spark.runtime.jdbc import parts_of, sampled_percent
 from txbox_spark.runtime.lazy_imports import StructType, pyarrow
-from txbox_spark.source.explanations import explained
-from txbox_spark.source.source_options import ReadOptions
+from txbox_spark.source.source_options import ReadOptions, explained
 
 
 class SourceStatements(SqlFile, file="source_reader.sql"):

@@ -14,15 +14,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from sqlalchemy.pool import NullPool
 
 from txbox.postgres.engines import open_engine
+from txbox_spark.loading.ledger import warn_of_new_subscriber
 from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.lazy_imports import StructType
 from txbox_spark.source.arrow_events import ArrowEvents
-from txbox_spark.source.explanations import explained
 from txbox_spark.source.piece_merger import PieceMerger
 from txbox_spark.source.run_ledger import FRAME, STREAM, RunLedger
-from txbox_spark.source.source_options import WriteOptions
-from txbox_spark.subscribers import warn_of_new_subscriber
+from txbox_spark.source.source_options import WriteOptions, explained
 
 if TYPE_CHECKING:
     import pyarrow

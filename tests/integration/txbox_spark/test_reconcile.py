@@ -220,7 +220,7 @@ def test_a_large_inbox_is_cut_by_a_sample_and_its_size(
     record(engine, ids)
     with engine.connect() as connection:
         size = connection.exec_driver_sql("SELECT pg_relation_size('processed_message')").scalar_one()
-    module = import_module("txbox_spark.reading.table_cuts")
+    module = import_module("txbox_spark.runtime.jdbc")
     monkeypatch.setattr(module, "PARTITION_BYTES", -(-size // 4))
     monkeypatch.setattr(module, "SAMPLED_BYTES", size // 2)
     frame = _inbox(spark, make_url(schema_url), "billing", None, "", None)

@@ -1,16 +1,25 @@
-"""JSON texts that hold more than one value, which Spark's parser reads up to the end of the first.
+"""Values of JSON that Spark's parser would lose or change: those behind the first of a text, and large numbers.
 
 Two events on one line, as some services write them (``{"id":1}{"id":2}``), a comma behind each line, a document of JSON
 lines that is read with ``multiLine``: Spark takes the first value, and the rest is lost without a word. Workers park
 such a message. Nothing of such files is loaded.
+
+Spark finds one type for all numbers of a column. One that no decimal holds, because it needs more than 38 digits, makes
+floating-point numbers of the others, too: 9007199254740993 becomes 9007199254740992. So numbers are decimals, and
+floating-point numbers only where that changes none of them.
 """
 
+import sys
 from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import cast
 
+from txbox_spark.reading.columns import quoted
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.files.encodings import LINE
 from txbox_spark.reading.files.file_listing import file_of
-from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
+from txbox_spark.runtime.jobs import changed_settings
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, SparkSession, StructType, sql, types
 
 _MARK = "\ufeff"
 _DEPTH = "maxnestingdepth"
@@ -71,3 +80,137 @@ def _size(array: Column, taken: Mapping[str, str]) -> Column:
     depth = taken.get(_DEPTH, "")
     deeper = {_DEPTH: str(int(depth) + 1)} if depth.isdecimal() else {}
     return sql.size(sql.from_json(array, "array<string>", {**taken, **deeper}))
+
+
+def exact_columns(
+    spark: SparkSession,
+    found: Callable[[Mapping[str, str]], StructType],
+    load: Callable[[StructType], DataFrame],
+    given: Mapping[str, str],
+) -> StructType:
+    """Find the columns of JSON, with decimals in place of floating-point numbers.
+
+    Spark's ``prefersDecimal`` turns quoted digits into decimals, too, which would make 7 of the id "007". So it counts
+    only for what is floating-point without it.
+
+    Args:
+        spark: the session.
+        found: finds the columns, with options of Spark's reader.
+        load: reads the events with columns, some of numbers as text, with all their digits.
+        given: options of Spark's reader.
+
+    Raises:
+        SourceError: a number would become another one, because no decimal holds another number of its column.
+    """
+    plain = found(given)
+    if not _has_floats(plain):
+        return plain
+    with changed_settings(spark, _NEGATIVE_SCALES):
+        decimals = found({**given, "prefersDecimal": "true"})
+    columns = cast("StructType", _without_floats(plain, decimals))
+    rounded = [field for field in columns.fields if _has_floats(field.dataType)]
+    if rounded:
+        texts = load(types.StructType([types.StructField(one.name, _floats_as_text(one.dataType)) for one in rounded]))
+        changed = [cast("Column", _changed(one.dataType, sql.col(quoted(one.name)))) for one in rounded]
+        wrong = texts.select([sql.bool_or(one) for one in changed]).head()
+        for field, is_wrong in zip(rounded, wrong or (), strict=True):
+            if is_wrong:
+                raise SourceError(
+                    f"column {field.name} has a number that a decimal of 38 digits does not hold, and as "
+                    f"floating-point numbers others in it would change; name its type: "
+                    f"--fields '{field.name} text', or a schema"
+                )
+    return columns
+
+
+def with_texts_of_numbers(texts: DataFrame, given: Mapping[str, str], columns: StructType) -> DataFrame:
+    """Parse JSON, and have each number as a text, with all its digits.
+
+    Of the JSON in a column, Spark has only what Java makes of a fraction. So quotes are put around every number first.
+
+    Args:
+        texts: lines, or documents, in their only column of JSON, ``value``.
+        given: options of Spark's reader.
+        columns: what is parsed, numbers as text.
+    """
+    quoted_numbers = sql.regexp_replace("value", _UP_TO_NUMBER, '$1"$2"')
+    # As one of several records, because a line or a document may have them in an array.
+    records = sql.from_json(quoted_numbers, types.ArrayType(columns), dict(given))
+    return texts.select(sql.explode(records).alias("record")).select("record.*")
+
+
+def _has_floats(type_: DataType) -> bool:
+    match type_:
+        case types.StructType():
+            return any(_has_floats(field.dataType) for field in type_.fields)
+        case types.ArrayType():
+            return _has_floats(type_.elementType)
+    return isinstance(type_, types.DoubleType)
+
+
+def _without_floats(plain: DataType, decimals: DataType) -> DataType:
+    """Replace each floating-point type by what the other type has in its place."""
+    match plain, decimals:
+        case types.StructType(), types.StructType():
+            others = {field.name: field.dataType for field in decimals.fields}
+            return types.StructType(
+                [
+                    types.StructField(
+                        field.name, _without_floats(field.dataType, others.get(field.name, field.dataType))
+                    )
+                    for field in plain.fields
+                ]
+            )
+        case types.ArrayType(), types.ArrayType():
+            return types.ArrayType(_without_floats(plain.elementType, decimals.elementType))
+        case types.DoubleType(), types.DecimalType():
+            whole = types.DecimalType(decimals.precision - min(decimals.scale, 0), max(decimals.scale, 0))
+            return whole if whole.precision <= _MOST_DIGITS else plain
+    return plain
+
+
+def _floats_as_text(type_: DataType) -> DataType:
+    match type_:
+        case types.StructType():
+            return types.StructType(
+                [types.StructField(one.name, _floats_as_text(one.dataType)) for one in type_.fields]
+            )
+        case types.ArrayType():
+            return types.ArrayType(_floats_as_text(type_.elementType))
+        case types.DoubleType():
+            return types.StringType()
+    return type_
+
+
+def _changed(type_: DataType, value: Column) -> Column | None:
+    """Whether a number in a value, which was read as text, is another one as what ``type_`` has; None: none can be."""
+    match type_:
+        case types.StructType():
+            parts = [_changed(one.dataType, value.getField(one.name)) for one in type_.fields]
+            there = [sql.coalesce(one, sql.lit(False)) for one in parts if one is not None]
+            return reduce(lambda some, more: some | more, there) if there else None
+        case types.ArrayType():
+            if _changed(type_.elementType, value) is None:
+                return None
+            return sql.exists(value, lambda one: cast("Column", _changed(type_.elementType, one)))
+        case types.DoubleType():
+            # 15 digits come back from a floating-point number as they were, if it is neither too large nor too small.
+            digits, number = _digits(value), value.try_cast("double")
+            is_other = digits != _digits(number.cast("string"))
+            at_end = (sql.abs(number) < sql.lit(sys.float_info.min)) | (sql.abs(number) == sql.lit(float("inf")))
+            return sql.rlike(value, sql.lit("^-?[0-9]")) & is_other & ((sql.length(digits) > 15) | at_end)
+    return None
+
+
+def _digits(number: Column) -> Column:
+    """Return the digits of a number, without zeros at both ends."""
+    return sql.regexp_replace(sql.regexp_replace(number, r"[eE].*$|[-.]", ""), "^0+|0+$", "")
+
+
+_NEGATIVE_SCALES = {"spark.sql.legacy.allowNegativeScaleOfDecimal": "true"}
+"""1.5e3 is 15 hundreds to Spark, and without this setting the columns cannot be found."""
+_MOST_DIGITS = 38
+_UP_TO_NUMBER = (
+    r"""\G((?:[^"'\d-]|-(?!\d)|"[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+')*+)(-?\d[\d.eE+-]*+)"""
+)
+"""What comes between two numbers of JSON, texts as a whole, and the number; nothing is gone through twice."""

@@ -7,22 +7,25 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from txbox_spark.reading.columns import CORRUPT_RECORD, quoted
-from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.files.charsets import Charset, EncodingError, charset_named
-from txbox_spark.reading.files.csv_headers import Header, as_pattern, files_by_header
+from txbox_spark.reading.errors import EncodingError, SourceError
 from txbox_spark.reading.files.csv_records import (
     CSV_LINE,
+    Header,
+    as_pattern,
     as_text,
     checked_records,
     decimals_of,
+    files_by_header,
     quoting_of,
     refuse_unclosed,
 )
 from txbox_spark.reading.files.encodings import (
     LINE,
     OF_DOCUMENTS,
+    Charset,
     all_json,
     all_text,
+    charset_named,
     checked_documents,
     csv_records,
     decoded_lines,
@@ -33,10 +36,17 @@ from txbox_spark.reading.files.encodings import (
     with_true_names,
     without_replaced,
 )
-from txbox_spark.reading.files.file_listing import CHOOSING_FILES, described, file_of, listing
-from txbox_spark.reading.files.folder_columns import FILES_ALONE, folder_columns, json_keys_among, refuse_in_both
-from txbox_spark.reading.files.json_numbers import exact_columns, with_texts_of_numbers
-from txbox_spark.reading.files.json_values import has_more, refuse_more
+from txbox_spark.reading.files.file_listing import (
+    CHOOSING_FILES,
+    FILES_ALONE,
+    described,
+    file_of,
+    folder_columns,
+    json_keys_among,
+    listing,
+    refuse_in_both,
+)
+from txbox_spark.reading.files.json_values import exact_columns, has_more, refuse_more, with_texts_of_numbers
 from txbox_spark.reading.files.parquet_columns import (
     NANOSECONDS_AS_NUMBERS,
     nanosecond_columns,

@@ -54,7 +54,7 @@ def test_days_that_are_over_go_into_the_folder_once(
 def test_an_inbox_in_generations_wide_bodies_and_settings_of_the_session(
     engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txbox_spark.reading.table_cuts.PARTITION_BYTES", 10_000)
+    monkeypatch.setattr("txbox_spark.runtime.jdbc.PARTITION_BYTES", 10_000)
     assert InboxConversion(engine).forward()
     assert Generations(engine).rotate()
     run(engine, "INSERT INTO processed_message (subscriber_id, message_id, processed_at, fingerprint) "

@@ -31,7 +31,7 @@ from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.sqlstates import sqlstate
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.merging.chunk_merger import MERGE_ATTEMPTS, begin_chunk, merge_chunk
-from txbox_spark.merging.effects.effect_runner import ApplyFailed
+from txbox_spark.merging.effect_runner import ApplyFailed
 from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
 from txbox_spark.options import Apply
@@ -396,7 +396,7 @@ def test_an_event_that_a_worker_applies_meanwhile_is_not_rejected(
 def test_statements_that_fail_for_every_event(
     books: Books, merge: Callable[..., "Future[int | None]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txbox_spark.merging.refusals.effects.ALL_REFUSED", 4)
+    monkeypatch.setattr("txbox_spark.merging.refused_events.ALL_REFUSED", 4)
     books.run("ALTER TABLE effect ADD COLUMN forgotten text NOT NULL")
     with pytest.raises(ApplyFailed, match="forgotten"):
         merge().result(20)

@@ -16,10 +16,10 @@ from txbox.postgres.transactions import short_transaction
 from txbox.status import find_blocked_loads, read_status
 from txbox_cli.app import run as txbox
 from txbox_spark.loading import ledger as ledgers
+from txbox_spark.loading.copy_writer import end_frozen_copies
 from txbox_spark.loading.ledger import LoadLedger
 from txbox_spark.merging.chunk_merger import ChunkHeld, EffectsHeld, begin_chunk, merge_chunk
 from txbox_spark.merging.fresh_event import create_fresh
-from txbox_spark.merging.frozen_copies import end_frozen_copies
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
 from txbox_spark.options import Apply
 from txbox_spark.reading.columns import EventColumn

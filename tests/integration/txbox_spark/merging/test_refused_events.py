@@ -11,10 +11,10 @@ from support.spark.bulk_loads import SUBSCRIBER, Books
 from support.waiting import wait_until
 from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
+from txbox_spark.merging import refused_events
 from txbox_spark.merging.chunk_merger import MOST_SEARCHES, begin_chunk, merge_chunk
-from txbox_spark.merging.effects.effect_runner import ApplyFailed
+from txbox_spark.merging.effect_runner import ApplyFailed
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
-from txbox_spark.merging.refusals import effects
 from txbox_spark.options import Apply
 from txbox_spark.reading.columns import EventColumn
 
@@ -77,7 +77,7 @@ def test_the_tries_grow_with_the_refused_events(
     engine: Engine, books: Books, monkeypatch: pytest.MonkeyPatch, events: int, bad: str, most: int
 ) -> None:
     """A sequence is not rolled back, so it knows how often the effect was tried."""
-    monkeypatch.setattr(effects, "TURN_SECONDS", 600.0, raising=False)
+    monkeypatch.setattr(refused_events, "TURN_SECONDS", 600.0, raising=False)
     bad = bad.replace("number", "account_id")
     books.run(f"ALTER TABLE effect ADD CHECK (NOT ({bad}))")
     refused = books.rows(f"SELECT count(*) FROM generate_series(0, {events - 1}) AS account_id WHERE {bad}")[0][0]
@@ -92,7 +92,7 @@ def test_what_postgres_quotes_leads_to_the_event(
     engine: Engine, books: Books, monkeypatch: pytest.MonkeyPatch, quoted: str, most: int
 ) -> None:
     """It quotes the event that it refuses, none, or another one: then the search takes longer, and finds the same."""
-    monkeypatch.setattr(effects, "TURN_SECONDS", 600.0)
+    monkeypatch.setattr(refused_events, "TURN_SECONDS", 600.0)
     books.run(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
         f"$$BEGIN RAISE check_violation USING MESSAGE = 'no ' || {quoted}; END$$",
@@ -108,7 +108,7 @@ def test_what_postgres_quotes_leads_to_the_event(
 def test_good_events_behind_many_refused_ones_are_applied(
     engine: Engine, books: Books, monkeypatch: pytest.MonkeyPatch, good: str
 ) -> None:
-    monkeypatch.setattr(effects, "ALL_REFUSED", 7)
+    monkeypatch.setattr(refused_events, "ALL_REFUSED", 7)
     books.run(f"ALTER TABLE effect ADD CHECK ({good})")
     merge(engine, books, 21)
     assert applied(books) in ([19], [7])
@@ -116,7 +116,7 @@ def test_good_events_behind_many_refused_ones_are_applied(
 
 def test_two_events_that_exclude_each_other(engine: Engine, books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search goes back and on after each part, and still knows what it has applied before."""
-    monkeypatch.setattr(effects, "TURN_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(refused_events, "TURN_SECONDS", 0.0, raising=False)
     books.run("CREATE UNIQUE INDEX ON effect ((account_id / 2)) WHERE account_id < 20")
     assert merge(engine, books, 40) == 30
     assert applied(books) == [*range(0, 20, 2), *range(20, 40)]
@@ -143,8 +143,8 @@ def test_who_waits_for_a_row_has_it_when_the_search_has_gone_back(
     engine: Engine, books: Books, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
 ) -> None:
     """It waits for a part that was applied, and has the row before the good events are applied the next time."""
-    monkeypatch.setattr(effects, "TURN_SECONDS", 600.0, raising=False)
-    monkeypatch.setattr(effects, "TURN_PARTS", 2, raising=False)
+    monkeypatch.setattr(refused_events, "TURN_SECONDS", 600.0, raising=False)
+    monkeypatch.setattr(refused_events, "TURN_PARTS", 2, raising=False)
     waiter: list[Future[object]] = []
     change = "UPDATE account SET balance = balance + 1 WHERE account_id = 0"
 
@@ -174,7 +174,7 @@ def test_what_changes_during_a_search_is_searched_again(
     engine: Engine, books: Books, monkeypatch: pytest.MonkeyPatch, during: str
 ) -> None:
     """Somebody takes the key of a good event."""
-    monkeypatch.setattr(effects, "TURN_SECONDS", 0.0 if during == "the search" else 600.0, raising=False)
+    monkeypatch.setattr(refused_events, "TURN_SECONDS", 0.0 if during == "the search" else 600.0, raising=False)
     calls: list[bool] = []
 
     def apply(connection: Connection) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from txbox_spark.merging.csv_lines import csv_lines
+from txbox_spark.merging.fresh_event import csv_lines
 
 
 def lines(*columns: pyarrow.Array) -> str:

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from txbox_spark.merging.effects.effect_runner import ApplyFailed
-from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.merging.effect_runner import ApplyFailed
+from txbox_spark.merging.merge_plan import FailedChunk
 
 
 def test_it_is_said_in_one_line() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox_spark.merging.merge_sizer import MergeSizer
+from txbox_spark.merging.merge_plan import MergeSizer
 
 
 def test_it_grows_while_there_is_time_and_shrinks_to_what_fits() -> None:

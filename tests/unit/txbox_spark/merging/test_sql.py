@@ -8,7 +8,7 @@ from psycopg import sql
 from txbox.postgres.sql import quote
 from txbox_spark.loading.ledger import LedgerStatements
 from txbox_spark.loading.staging_table import creation
-from txbox_spark.merging.effects.effect_runner import in_one_statement
+from txbox_spark.merging.effect_runner import in_one_statement
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pyspark.sql.types import (
 )
 
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.files.json_numbers import _has_floats, _without_floats
+from txbox_spark.reading.files.json_values import _has_floats, _without_floats
 from txbox_spark.reading.sources import _format
 
 

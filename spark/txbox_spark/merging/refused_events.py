@@ -34,7 +34,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.postgres.sqlstates import sqlstate
-from txbox_spark.merging.effects.effect_runner import ApplyFailed
+from txbox_spark.merging.effect_runner import ApplyFailed
 from txbox_spark.merging.fresh_event import (
     FRESH_EVENT,
     fill_from_held,
