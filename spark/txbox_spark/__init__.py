@@ -11,7 +11,7 @@
 """
 
 from txbox.effects import Upsert
-from txbox_spark.archive.archived_events import Archive, read_archive
+from txbox_spark.archive.archive_folder import Archive, read_archive
 from txbox_spark.archive.archiver import ArchiveReport, archive
 from txbox_spark.bulk_load import bulk_load
 from txbox_spark.load_plan import LoadPlan, plan_load

@@ -144,6 +144,13 @@ def is_limit(max_rejected: object) -> bool:
     return _MOST_REJECTED.fullmatch(str(max_rejected)) is not None
 
 
+def fields_of(apply: Apply | Upsert) -> Mapping[str, Field] | None:
+    """Return the fields of an effect, by which events are judged as a worker judges them; None: their columns are."""
+    if isinstance(apply, Upsert):
+        return apply.typed_fields
+    return apply.fields if isinstance(apply, SqlEffect) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
     """Those of a load that the merge of its chunks goes by."""
@@ -262,9 +269,7 @@ class ValidLoadOptions(MergeOptions):
     @property
     def fields(self) -> Mapping[str, Field] | None:
         """The fields of the effect; None: the columns of the events."""
-        if isinstance(self.apply, Upsert):
-            return self.apply.typed_fields
-        return self.apply.fields if isinstance(self.apply, SqlEffect) else None
+        return fields_of(self.apply)
 
     def most_rejected(self, rows: int) -> int | None:
         """Return how many of so many rows may be rejected; None: any number."""

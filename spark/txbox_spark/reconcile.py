@@ -25,7 +25,7 @@ from txbox.postgres.sql import quoted, unescaped
 from txbox.postgres.transactions import check_table
 from txbox.postgres.urls import database_url
 from txbox.schema import tables
-from txbox_spark.archive.archived_events import read_archive
+from txbox_spark.archive.archive_folder import read_archive
 from txbox_spark.loading.ledger import warn_of_new_subscriber
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.reading.errors import explained

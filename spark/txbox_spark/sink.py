@@ -16,7 +16,7 @@ bounds: a query may go on from its checkpoint, from an older one, or begin again
 The ledger holds the batch that is being loaded. A batch is forgotten when it is loaded. One that was killed or has
 failed stays, with its error, until the same query begins a batch again. If that is the same batch, with the same ids,
 its run is resumed: chunks that are done, with the rejected rows that they have kept, are left out. If the query never
-does, the batch stays until a sink of the same subscriber begins one after ``abandoned_seconds``.
+does, the batch stays until a sink of the same subscriber begins one after ``ABANDONED_SECONDS``.
 
 To stop a query in a batch, Spark interrupts the batch's calls of Java. The batch ends with an error, is not committed
 to the checkpoint, and comes again when the query starts again. Spark recognizes such an error by its text, with a

@@ -1,7 +1,7 @@
 """``txbox bulk-load``: events from files or tables through the same inbox that the live workers use."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ import typer
 
 import txbox_spark
 from txbox import InvalidConfiguration, Outbox, SqlEffect
-from txbox.effects import Field, Upsert
+from txbox.effects import Upsert
 from txbox.effects.fields import read_fields
 from txbox_cli import spark
 from txbox_cli.commands.loads import run_to_resume
@@ -22,7 +22,7 @@ from txbox_cli.output import print_counts, print_json, printable
 from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
 from txbox_spark import BulkLoadReport, LoadPlan, RejectedCause
-from txbox_spark.options import Option, text_options
+from txbox_spark.options import Option, fields_of, text_options
 from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
 
 REJECTED_STATUS = 3
@@ -173,8 +173,7 @@ def bulk_load(
         bool, typer.Option("--allow-rejected", help="Exit with 0 if rows were rejected and the others are applied.")
     ] = False,
     resume: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Finish this run in place of beginning one."),
+        str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Judge and count the events, and explain the effect; change nothing.")
@@ -228,7 +227,7 @@ def bulk_load(
     if resume is not None:
         resume = run_to_resume(db, resume)
     settings["column_types"] = spark.pairs("--type", types)
-    mapped = _fields(apply)
+    mapped = fields_of(apply)
     if isinstance(apply, str) and not settings["force"] and "fresh_event" not in apply.lower():
         raise UsageError(
             f"{effect.apply} does not name fresh_event, so the events would be recorded without effect; if that is "
@@ -282,13 +281,6 @@ def bulk_load(
         _print(report, settings["keep"], effect.call, of_csv=of_csv)
     if report.rejected and not (dry_run or allow_rejected):
         raise typer.Exit(REJECTED_STATUS)
-
-
-def _fields(effect: Effect) -> Mapping[str, Field] | None:
-    """Return the fields that the events are judged by, as a worker judges them; None: they are what they are."""
-    if isinstance(effect, Upsert):
-        return effect.typed_fields
-    return effect.fields if isinstance(effect, SqlEffect) else None
 
 
 def _names(given: str) -> list[str]:
