@@ -31,6 +31,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from txbox import (
     DeadLetters,
@@ -192,66 +193,45 @@ class LedgerProcessor(Processor):
     def _settle_failure(self, attempt: "_Attempt", lease: Lease, error: BaseException) -> Release:
         """Settle a delivery whose work has raised; return how the attempt has ended."""
         delivery = attempt.delivery
-        release = release_after(lease, error)
-        if is_cancellation(error):
-            return Release(AttemptEnd.NOT_COUNTED if lease.begun else AttemptEnd.NOT_MADE)
-        if isinstance(error, KeyboardInterrupt):
-            return release
-        match error:
-            case DatabaseUnavailable():
-                return Release(AttemptEnd.NOT_COUNTED if lease.begun else AttemptEnd.NOT_MADE)
-            case InFlight() | Stopping() | LedgerError(permanent=False) | LeaseLost():
-                # After Stopping, another worker may have it at once.
-                waits = not isinstance(error, Stopping)
-                attempt.settlement = (
-                    in_flight(delivery, error) if waits else Settlement(delivery, Outcome.IN_FLIGHT, error)
-                )
-                return Release(
-                    AttemptEnd.NOT_COUNTED if isinstance(error, Stopping) and lease.begun else AttemptEnd.NOT_MADE
-                )
-            case Parked():
-                attempt.settlement = Settlement(delivery, Outcome.DEAD)
-                return Release(AttemptEnd.FAILED)  # it goes on counting: see the module
-            case Mismatch() if self._parker is not None and not lease.begun:
-                attempt.settlement = self._parker.park_mismatch(delivery, error)
-                return Release(AttemptEnd.NOT_MADE)
-            case Expired() if not lease.begun:
-                if self._parker is None:
-                    attempt.settlement = Settlement(
-                        delivery, Outcome.FAILED, error, self._backoff.seconds(delivery.receive_count)
-                    )
-                    return Release(AttemptEnd.NOT_MADE)
-                attempt.settlement = self._parker.park_expired(delivery, error, attempt.of_all)
-                # Counted once it is parked: so a copy of it is not its first lease, and has its owner look for letters.
-                parked = attempt.settlement.outcome is not Outcome.IN_FLIGHT
-                return Release(AttemptEnd.FAILED if parked else AttemptEnd.NOT_MADE)
-        if release.ended is AttemptEnd.NOT_COUNTED:
-            # A database that the handler itself has connected to: there is nothing to wait for with the next message.
-            attempt.settlement = in_flight(delivery, unavailable(error))
-            return release
-        if lease.returned:
-            release = Release(AttemptEnd.UNKNOWN)  # the handler was done; its transaction was not to be committed
         malformed = isinstance(error, MalformedMessage) or error is delivery.problem
-        last = self._max_attempts is not None and (malformed or lease.attempt >= self._max_attempts)
-        if self._parker is None or not last:
-            attempt.settlement = Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(lease.attempt))
-            return release
+        decision = decide(
+            lease, error, malformed=malformed, parks=self._parker is not None, max_attempts=self._max_attempts
+        )
+        ended = decision.ended
+        match decision.outcome:
+            case Reason() as reason:
+                attempt.settlement = self._park(attempt, lease, error, reason)
+                if reason is Reason.EXPIRED and attempt.settlement.outcome is not Outcome.IN_FLIGHT:
+                    # Counted once it is parked: so a copy is not its first lease, and its owner looks for letters.
+                    ended = AttemptEnd.FAILED
+            case Outcome.FAILED:
+                tries = delivery.receive_count if isinstance(error, Expired) and not lease.begun else lease.attempt
+                attempt.settlement = Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(tries))
+            case Outcome.IN_FLIGHT if not isinstance(error, Stopping):  # after that, another worker may have it at once
+                # An outage may be that of a database of the handler's own: the next message does not wait for its end.
+                outage = ended is AttemptEnd.NOT_COUNTED
+                attempt.settlement = in_flight(delivery, unavailable(error) if outage else error)
+            case Outcome() as outcome:
+                attempt.settlement = Settlement(delivery, outcome, None if isinstance(error, Parked) else error)
+        return Release(ended)
+
+    def _park(self, attempt: "_Attempt", lease: Lease, error: BaseException, reason: Reason) -> Settlement:
+        assert self._parker is not None  # noqa: S101 - for the type checker: without one, nothing is parked
+        delivery = attempt.delivery
+        if isinstance(error, Mismatch) and reason is Reason.MISMATCH:
+            return self._parker.park_mismatch(delivery, error)
+        if isinstance(error, Expired) and reason is Reason.EXPIRED:
+            return self._parker.park_expired(delivery, error, attempt.of_all)
         try:
             self._ledger.renew(lease)
         except LeaseLost as lost:
-            attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, lost)
-            return release
+            return Settlement(delivery, Outcome.IN_FLIGHT, lost)
         except (LedgerError, SchemaMissing) as away:
             raise DatabaseUnavailable(str(away)) from away
         if isinstance(error, _Spent):
-            reason = Reason.CRASHED if lease.unknown_attempts else Reason.FAILED
             had = Failed(lease.attempt - 1, ())
-            attempt.settlement = self._parker.park(delivery, reason, NO_OUTCOME, had, lease_attempts=attempt.of_all)
-            return Release(AttemptEnd.FAILED)
-        reason = Reason.MALFORMED if malformed else Reason.FAILED
-        had = Failed(lease.attempt, ())
-        attempt.settlement = self._parker.park(delivery, reason, describe(error), had, error, attempt.of_all)
-        return release
+            return self._parker.park(delivery, reason, NO_OUTCOME, had, lease_attempts=attempt.of_all)
+        return self._parker.park(delivery, reason, describe(error), Failed(lease.attempt, ()), error, attempt.of_all)
 
     def _settle_ledger_error(self, delivery: Delivery, error: BaseException, begun: bool) -> Settlement:
         """Settle a delivery whose lease could not be had, or was lost."""
@@ -267,6 +247,53 @@ class LedgerProcessor(Processor):
             case LedgerError() | SchemaMissing():
                 raise DatabaseUnavailable(str(error), before_handler=not begun) from error
         raise error
+
+
+class Decision(NamedTuple):
+    """What becomes of a delivery whose work has raised."""
+
+    ended: AttemptEnd  # with what its lease is released
+    outcome: Outcome | Reason | None = None  # with a reason, it is parked; None: it is not known, and the batch ends
+
+
+def decide(lease: Lease, error: BaseException, *, malformed: bool, parks: bool, max_attempts: int | None) -> Decision:
+    """Decide what becomes of a delivery by what its work has raised under a lease. Pure, no I/O.
+
+    Args:
+        lease: which knows how far the work has come.
+        error: what was raised.
+        malformed: it says that the message cannot be read.
+        parks: dead letters are kept.
+        max_attempts: after so many a message is parked; None: never.
+    """
+    cut_off = AttemptEnd.NOT_COUNTED if lease.begun else AttemptEnd.NOT_MADE
+    ended = release_after(lease, error).ended
+    if is_cancellation(error):
+        return Decision(cut_off)
+    match error:
+        case KeyboardInterrupt():
+            return Decision(ended)
+        case DatabaseUnavailable():
+            return Decision(cut_off)
+        case Stopping():
+            return Decision(cut_off, Outcome.IN_FLIGHT)
+        case InFlight() | LedgerError(permanent=False) | LeaseLost():
+            return Decision(AttemptEnd.NOT_MADE, Outcome.IN_FLIGHT)
+        case Parked():
+            return Decision(AttemptEnd.FAILED, Outcome.DEAD)  # it goes on counting: see the module
+        case Mismatch() if parks and not lease.begun:
+            return Decision(AttemptEnd.NOT_MADE, Reason.MISMATCH)
+        case Expired() if not lease.begun:
+            return Decision(AttemptEnd.NOT_MADE, Reason.EXPIRED if parks else Outcome.FAILED)
+        case _Spent():
+            return Decision(AttemptEnd.FAILED, Reason.CRASHED if lease.unknown_attempts else Reason.FAILED)
+    if ended is AttemptEnd.NOT_COUNTED:
+        return Decision(ended, Outcome.IN_FLIGHT)
+    if lease.returned:
+        ended = AttemptEnd.UNKNOWN  # the handler was done; its transaction was not to be committed
+    if max_attempts is not None and (malformed or lease.attempt >= max_attempts):
+        return Decision(ended, Reason.MALFORMED if malformed else Reason.FAILED)
+    return Decision(ended, Outcome.FAILED)
 
 
 @dataclass(slots=True)
