@@ -221,7 +221,7 @@ class _Work:
         content = _stable_form(call) if self._fingerprint else b""
         delivery = Delivery(Message(message_id, content, {}, "celery"), receipt=message_id)
         try:
-            self._transactions.run_one(delivery, call=call)
+            self._transactions.run_single(delivery, call=call)
         except Parked:
             raise MessageParked(
                 f"message {message_id} waits as a dead letter, so {call.task.name} was not run; redrive or discard it"

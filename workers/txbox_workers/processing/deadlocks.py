@@ -20,11 +20,11 @@ which goes out with BEGIN; a worker that does not get it in time begins without 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Engine
 
@@ -36,9 +36,10 @@ from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import conflict_relation, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
-from txbox.retries import retry
+from txbox_workers.delivery import Delivery
 from txbox_workers.processing.context import ProcessorContext
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -185,39 +186,44 @@ class ConflictRetries:
         """How the next transaction is to be run."""
         return self._selector.mode
 
-    def run(self, messages: int, transaction: Callable[[], T]) -> T:
-        """Run a transaction of so many messages, and again if the database rolls it back for the sake of another one.
+    def run(
+        self,
+        transaction: Callable[Concatenate[Sequence[Delivery], P], T],
+        deliveries: Sequence[Delivery],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Run a transaction of these deliveries, and again if the database rolls it back for the sake of another one.
 
         Raises ``Stopping``: it was rolled back, and nothing more is to be begun.
         """
-        mode, begun = self.mode, time.monotonic()
+        runs = 0
+        while True:
+            runs += 1
+            mode, begun = self._selector.mode, time.monotonic()
+            try:
+                done = transaction(deliveries, *args, **kwargs)
+            except Exception as error:
+                if runs == TRANSACTION_RUNS or not self._may_run_again(error, runs, len(deliveries), mode, begun):
+                    raise
+                if self._context.stopping.wait(RETRY_BACKOFF.seconds(runs)):
+                    raise Stopping("not run again, because nothing more is to be begun") from error
+            else:
+                self._report(self._selector.committed(len(deliveries), time.monotonic() - begun))
+                return done
 
-        def run() -> T:
-            nonlocal mode, begun
-            mode, begun = self.mode, time.monotonic()
-            return transaction()
-
-        def again(error: Exception, attempt: int) -> bool:
-            if isinstance(error, PreparedLost):
-                return True
-            if not is_retryable(error):
-                return False
-            code, seconds = sqlstate(error) or "", time.monotonic() - begun
-            self._report(self._selector.conflicted(mode, code, conflict_relation(error), seconds))
-            self._context.spans.retried({"db.response.status_code": code, "txbox.attempt": attempt})
-            emit(
-                self._context.hooks,
-                Retried(self._inbox.subscriber_id, self._context.source_name, code, attempt, messages),
-            )
-            return messages == 1 or self.mode is not TransactionMode.PER_MESSAGE  # not as a batch again
-
-        def wait(seconds: float) -> None:
-            if self._context.stopping.wait(seconds):
-                raise Stopping("not run again, because nothing more is to be begun")
-
-        done = retry(run, again=again, backoff=RETRY_BACKOFF, runs=TRANSACTION_RUNS, wait=wait)
-        self._report(self._selector.committed(messages, time.monotonic() - begun))
-        return done
+    def _may_run_again(self, error: Exception, run: int, messages: int, mode: TransactionMode, begun: float) -> bool:
+        """Report a conflict, and return whether another run may succeed."""
+        if isinstance(error, PreparedLost):
+            return True
+        if not is_retryable(error):
+            return False
+        code, seconds = sqlstate(error) or "", time.monotonic() - begun
+        self._report(self._selector.conflicted(mode, code, conflict_relation(error), seconds))
+        self._context.spans.retried({"db.response.status_code": code, "txbox.attempt": run})
+        subscriber_id, source_name = self._inbox.subscriber_id, self._context.source_name
+        emit(self._context.hooks, Retried(subscriber_id, source_name, code, run, messages))
+        return messages == 1 or self.mode is not TransactionMode.PER_MESSAGE  # not as a batch again
 
     def _report(self, report: ConflictReport | None) -> None:
         """Report conflicts to the hooks, and in the database, where the status reads them."""

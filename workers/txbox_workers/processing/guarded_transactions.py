@@ -35,6 +35,7 @@ class OpenTransaction:
         last: steps that go out with COMMIT.
         asked: a step that goes out before those; None: none does.
         rows: its rows, once the transaction has committed.
+        closed_by_handler: the handler has closed the connection, which was not lost.
     """
 
     def __init__(self, connection: Connection, answer: Answer | None) -> None:
@@ -43,6 +44,7 @@ class OpenTransaction:
         self.last: Sequence[Step] = ()
         self.asked: Step | None = None
         self.rows: Sequence[tuple[Any, ...]] = ()
+        self.closed_by_handler = False
 
 
 class GuardedTransactions:

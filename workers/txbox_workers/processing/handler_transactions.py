@@ -5,9 +5,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
@@ -32,7 +32,8 @@ from txbox_workers.processing.deadlocks import ConflictRetries, TransactionMode
 from txbox_workers.processing.guarded_transactions import GuardedTransactions, OpenTransaction, finish
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording_errors
 
-T = TypeVar("T")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NONE_PARKED = ParkedIds(frozenset(), frozenset())
 
 
 class Parked(Exception):
@@ -137,9 +138,9 @@ class HandlerTransactions:
             MalformedInBatch: some cannot be read for the effect or the handler; process the others.
             Stopping, DatabaseUnavailable; and whatever a handler raises. Nothing is committed.
         """
-        return self._conflicts.run(len(deliveries), lambda: self._unless_closed(lambda: self._batch(deliveries)))
+        return self._conflicts.run(self._record_and_handle, deliveries)
 
-    def run_one(self, delivery: Delivery, failures: Failures | None = None, **extra: Any) -> bool:
+    def run_single(self, delivery: Delivery, failures: Failures | None = None, **extra: Any) -> bool:
         """Process a delivery in a transaction of its own; return False if it was processed before.
 
         ``failures``: forget those of the message in this transaction. ``extra`` is what the handler is to be given
@@ -149,44 +150,57 @@ class HandlerTransactions:
             InFlight, Mismatch, Expired, Parked, KeyHeld, Stopping, DatabaseUnavailable; and whatever the handler
                 raises. Nothing is committed.
         """
-        return self._conflicts.run(1, lambda: self._unless_closed(lambda: self._one(delivery, failures, extra)))
+        result = self._conflicts.run(self._record_and_handle, [delivery], extra, failures, single=True)
+        return bool(result.first)
 
-    def _unless_closed(self, run: Callable[[], T]) -> T:
-        """Distinguish a connection that the handler has closed from one that was lost, which is not its fault."""
-        _closed_by_handler.set(False)
-        try:
-            return run()
-        except DatabaseUnavailable as error:
-            if _closed_by_handler.get():
-                raise TransactionEnded from error
-            raise
-
-    def _batch(self, deliveries: Sequence[Delivery]) -> BatchResult:
+    def _record_and_handle(
+        self,
+        deliveries: Sequence[Delivery],
+        extra: Mapping[str, Any] = _NOTHING,
+        failures: Failures | None = None,
+        *,
+        single: bool = False,
+    ) -> BatchResult:
+        """Process deliveries in one transaction; a single one raises, unless it is processed, now or before."""
         begun = time.monotonic()
-        values = self._read(deliveries)
+        values = self._read(deliveries) if self._reader is not None and not single else _NOTHING
         recording = self._inbox.recording(
             {d.message.id: d.message.body for d in deliveries},
             sent_at={d.message.id: d.message.sent_at for d in deliveries},
         )
         left: frozenset[str] = frozenset()
+        duplicates: Mapping[str, bytes] = _NOTHING
         parked = _NONE_PARKED
+        asks_now = single or not self._asks_with_commit
         with ExitStack() as spans, self._open(recording.step) as opened:
             connection = opened.connection
             with recording_errors():
-                recorded = self._inbox.recorded(connection, recording, opened.answer)
-                duplicates = _duplicates(deliveries, recorded)
-                if duplicates and not self._asks_with_commit:
-                    parked = self._inbox.find_parked(connection, duplicates)
-                self._refuse_held(connection, deliveries, recorded)
-            first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
+                recorded = self._inbox.recorded(connection, recording, opened.answer, ends=single)
+                first = deliveries
+                if len(recorded.first) < len(deliveries):
+                    first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
+                    duplicates = _duplicates(deliveries, recorded)
+                    if duplicates and asks_now:
+                        parked = self._inbox.find_parked(connection, duplicates)
+                if self._order is not None and single:
+                    _enter(self._order, connection, first)
+                elif self._order is not None:
+                    _refuse_held(self._order, connection, deliveries, recorded)
+                if first and failures is not None:
+                    # Before the handler, which may leave a role or a search path behind that does not know our tables.
+                    failures.forget(connection, [delivery.message.id for delivery in first])
+            if single and not first:
+                self._raise_refusal(recorded, parked)
+            elif single and self._reader is not None:
+                values = self._read(first)
             if first and self._effect is not None:
                 spans.enter_context(self._context.spans.handled_together(first))  # until it has committed
                 self._apply_effect(opened, first, values)
             elif first:
-                left = frozenset(self._handle(connection, first, values, {}))
+                left = frozenset(self._handle(opened, first, values, extra))
             if left:
                 self._inbox.unrecord(connection, left)
-            if duplicates and self._asks_with_commit:
+            if duplicates and not asks_now:
                 opened.asked = self._inbox.finding_parked(duplicates)
         if opened.asked is not None:
             parked = self._inbox.parked(duplicates, opened.rows)
@@ -195,15 +209,23 @@ class HandlerTransactions:
         self._emit_committed(len(first) - len(left), processed_before, begun)
         return BatchResult(recorded.first - left, mismatched, parked.same, left, recorded.error)
 
+    def _raise_refusal(self, recorded: Recorded, parked: ParkedIds) -> None:
+        """Raise why a single message is not to be run, unless it was processed before."""
+        if recorded.error is not None:
+            raise recorded.error
+        if mismatched := recorded.mismatched | parked.mismatched:
+            raise Mismatch(self._inbox.subscriber_id, mismatched)
+        if parked.same:
+            raise Parked
+
     def _read(self, deliveries: Sequence[Delivery]) -> dict[str, Any]:
-        """Return what the effect or the handler is given of messages, by id; nothing, if it is the messages.
+        """Return what the effect or the handler is given of messages, by id: what its reader makes of them.
 
         A transaction that is run again reads again: so its handlers get objects that no run before has changed.
 
         Raises ``MalformedInBatch``: some cannot be read; of a single message, ``MalformedMessage``.
         """
-        if self._reader is None:
-            return {}
+        assert self._reader is not None  # noqa: S101 - for the type checker: called with one
         values: dict[str, Any] = {}
         malformed: dict[str, MalformedMessage] = {}
         for delivery in deliveries:
@@ -227,53 +249,9 @@ class HandlerTransactions:
         else:
             opened.last = steps
 
-    def _refuse_held(self, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> None:
-        """Raise ``KeyHeld`` if a dead letter holds the key of a message that was recorded now, or is about to.
-
-        The batch is not sorted out here: what becomes of one message decides on what follows, so they are processed
-        singly.
-        """
-        if self._order is None:
-            return
-        if recorded.error is not None and any(d.order_key for d in deliveries if d.message.id in recorded.expired):
-            raise recorded.error  # its letter, which is parked after the commit, holds what follows in this batch
-        keys = {key for d in deliveries if d.message.id in recorded.first and (key := d.order_key) is not None}
-        if keys:
-            self._order.require_free(connection, keys)
-
-    def _one(self, delivery: Delivery, failures: Failures | None, extra: Mapping[str, Any]) -> bool:
-        begun = time.monotonic()
-        message = delivery.message
-        recording = self._inbox.recording({message.id: message.body}, sent_at={message.id: message.sent_at})
-        with self._open(recording.step) as opened:
-            connection = opened.connection
-            with recording_errors():
-                recorded = self._inbox.recorded(connection, recording, opened.answer, ends=True)
-                if recorded.error is not None:
-                    raise recorded.error
-                if recorded.mismatched:
-                    raise Mismatch(self._inbox.subscriber_id, recorded.mismatched)
-                first = bool(recorded.first)
-                parked = _NONE_PARKED if first else self._inbox.find_parked(connection, {message.id: message.body})
-                if first and self._order is not None and (key := delivery.order_key) is not None:
-                    self._order.enter(connection, key, message.id, message.headers)
-                if first and failures is not None:
-                    # Before the handler, which may leave a role or a search path behind that does not know our tables.
-                    failures.forget(connection, [message.id])
-            if parked.same:
-                raise Parked
-            if parked.mismatched:
-                raise Mismatch(self._inbox.subscriber_id, parked.mismatched)
-            if first and self._effect is not None:
-                self._apply_effect(opened, [delivery], self._read([delivery]))
-            elif first:
-                self._handle(connection, [delivery], self._read([delivery]), extra)
-        self._emit_committed(int(first), int(not first), begun)
-        return first
-
     def _handle(
         self,
-        connection: Connection,
+        opened: OpenTransaction,
         deliveries: Sequence[Delivery],
         values: Mapping[str, Any],
         extra: Mapping[str, Any],
@@ -282,6 +260,7 @@ class HandlerTransactions:
 
         ``values`` are what was read of them. Returns the ids of those that were not begun.
         """
+        connection = opened.connection
         session = self._open_session(connection)
         cut_short = self._context.cut_short
         pooled = connection.connection
@@ -304,7 +283,7 @@ class HandlerTransactions:
                         finish(session, connection)
         finally:
             given_back = pooled.dbapi_connection is None and not getattr(driver, "closed", True)
-            _closed_by_handler.set(connection.closed or given_back or _was_closed(driver))
+            opened.closed_by_handler = connection.closed or given_back or _was_closed(driver)
             if not left_in_use(connection):  # or else it would wait for ever
                 session.close()
         return []
@@ -319,16 +298,21 @@ class HandlerTransactions:
     @contextmanager
     def _open(self, then: Step) -> Iterator[OpenTransaction]:
         turn = self._turn if self.mode is TransactionMode.SERIAL else None
+        opened: OpenTransaction | None = None
         try:
             with self._transactions.open(turn, then=then, guarded=self._effect is None) as opened:
                 yield opened
         except StepFailed as failure:
             assert self._effect is not None  # noqa: S101 - for the type checker: only an effect has steps
-            number = failure.number - (opened.asked is not None)
+            number = failure.number - (opened is not None and opened.asked is not None)
             if number < 0:
                 with recording_errors():
                     raise failure.error from None
             raise self._effect.failed(number, failure.error) from failure.error
+        except DatabaseUnavailable as error:
+            if opened is not None and opened.closed_by_handler:  # which is its fault, as a lost connection is not
+                raise TransactionEnded from error
+            raise
 
     def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
         if self._context.wants_details():
@@ -362,7 +346,21 @@ def _duplicates(deliveries: Sequence[Delivery], recorded: Recorded) -> dict[str,
     return {d.message.id: d.message.body for d in deliveries if d.message.id not in sorted_out}
 
 
-_NONE_PARKED = ParkedIds(frozenset(), frozenset())
+def _enter(order: KeyOrder, connection: Connection, first: Sequence[Delivery]) -> None:
+    """Raise ``KeyHeld`` if a dead letter holds the key of a single message that was recorded now."""
+    for delivery in first:
+        if (key := delivery.order_key) is not None:
+            order.enter(connection, key, delivery.message.id, delivery.message.headers)
 
-_closed_by_handler: ContextVar[bool] = ContextVar("txbox_closed_by_handler", default=False)
-"""Of the transaction of this thread, or of this task of an event loop."""
+
+def _refuse_held(order: KeyOrder, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> None:
+    """Raise ``KeyHeld`` if a dead letter holds the key of a message that was recorded now, or is about to.
+
+    The batch is not sorted out here: what becomes of one message decides on what follows, so they are processed
+    singly.
+    """
+    if recorded.error is not None and any(d.order_key for d in deliveries if d.message.id in recorded.expired):
+        raise recorded.error  # its letter, which is parked after the commit, holds what follows in this batch
+    keys = {key for d in deliveries if d.message.id in recorded.first and (key := d.order_key) is not None}
+    if keys:
+        order.require_free(connection, keys)

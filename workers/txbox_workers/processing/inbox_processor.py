@@ -112,7 +112,7 @@ class InboxProcessor(Processor):
     def _is_single(self, delivery: Delivery) -> bool:
         return delivery.problem is not None or self._suspect(delivery)
 
-    def _process_together(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
+    def _run_batch(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
         """Process a batch in one transaction; None if it has to be processed singly instead."""
         if self._transactions.mode is TransactionMode.PER_MESSAGE or self._singly:
             return None
@@ -121,7 +121,7 @@ class InboxProcessor(Processor):
         except DatabaseUnavailable:
             raise
         except MalformedInBatch as malformed:
-            return self._without_malformed(deliveries, malformed.errors)
+            return self._run_readable(deliveries, malformed.errors)
         except BaseException as error:
             if is_interruption(error):
                 raise
@@ -144,19 +144,19 @@ class InboxProcessor(Processor):
                 settlements.append(Settlement(delivery, Outcome.DUPLICATE))
         return settlements
 
-    def _without_malformed(
+    def _run_readable(
         self, deliveries: Sequence[Delivery], errors: Mapping[str, MalformedMessage]
     ) -> list[Settlement] | None:
         """Process what can be read together, and then what cannot; None where the order of keys has to be kept."""
         if any(self.group(delivery) for delivery in deliveries):
             return None
         readable = [delivery for delivery in deliveries if delivery.receipt not in errors]
-        settlements = self._process_together(readable) if readable else []
+        settlements = self._run_batch(readable) if readable else []
         if settlements is None:
             return None
-        return settlements + [self._process_one(delivery) for delivery in deliveries if delivery.receipt in errors]
+        return settlements + [self._run_single(delivery) for delivery in deliveries if delivery.receipt in errors]
 
-    def _process_one(self, delivery: Delivery) -> Settlement:
+    def _run_single(self, delivery: Delivery) -> Settlement:
         message = delivery.message
         if delivery.problem is not None:
             return self._failed(delivery, delivery.problem, None)
@@ -167,7 +167,7 @@ class InboxProcessor(Processor):
                 attempt = self._begin(delivery)
                 if attempt is not None and self._is_due(attempt):
                     return self._park_due(delivery, attempt)
-            first = self._transactions.run_one(delivery, self._failures if suspect else None)
+            first = self._transactions.run_single(delivery, self._failures if suspect else None)
         except (InFlight, Stopping, LedgerError) as error:
             if isinstance(error, LedgerError) and error.permanent:
                 return self._failed(delivery, error, attempt)

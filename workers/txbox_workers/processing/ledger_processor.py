@@ -112,7 +112,7 @@ class LedgerProcessor(Processor):
         if self._transactions is not None:
             self._transactions.check_recording()
 
-    def _process_one(self, delivery: Delivery) -> Settlement:
+    def _run_single(self, delivery: Delivery) -> Settlement:
         begun = time.monotonic()
         attempt = _Attempt(delivery)
         message = delivery.message
@@ -181,7 +181,7 @@ class LedgerProcessor(Processor):
             if delivery.problem is not None:
                 raise delivery.problem
             if self._transactions is not None:
-                return self._transactions.run_one(delivery, lease=lease)
+                return self._transactions.run_single(delivery, lease=lease)
             arguments = self._arguments.read(delivery.message)
             lease.begin_work()
             refuse_unfinished(self._handler(*arguments, **({"lease": lease} if self._wants_lease else {})))

@@ -9,6 +9,7 @@ reached again. Until then its delivery is kept: another worker would decide by a
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from txbox import Outcome
 from txbox.backoff import Backoff
@@ -88,11 +89,12 @@ class Processor(ABC):
             DatabaseUnavailable: the outcome of what was not yielded before is not known.
         """
         with self._spans.batch():
-            for settlements in self._process(deliveries):
+            for settlements in self._run_rounds(deliveries):
                 self._spans.settled(settlements)
                 yield settlements
 
-    def _process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
+    def _run_rounds(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
+        """Process each message once, then its repeats; in batches, and singly what cannot be in one."""
         self.save_unsaved()
         blocked: dict[str, float] = {}
         settled_before: dict[str, Settlement] = {}
@@ -108,10 +110,14 @@ class Processor(ABC):
                 unique = [d for d, settlement in zip(unique, repeats, strict=True) if settlement is None]
                 if not unique:
                     continue
+            single: Sequence[Delivery] = unique
             # After a failure in some group, one by one: what comes next in that group is not to be run.
-            alone = bool(blocked) or self._stopping.is_set()
-            rounds = self._process_singly(unique, blocked) if alone else self._process_unique(unique, blocked)
-            for settlements in rounds:
+            if not blocked and not self._stopping.is_set():
+                single = [delivery for delivery in unique if self._is_single(delivery)]
+                if single and any(self.group(delivery) for delivery in unique):
+                    single = unique  # groups keep an order
+            batches = self._run_batches(_without(single, unique), blocked)
+            for settlements in chain(batches, self._run_singles(single, blocked)):
                 if rest:
                     settled_before.update((settlement.delivery.message.id, settlement) for settlement in settlements)
                 blocked |= self.blocked_by(settlements)
@@ -151,19 +157,7 @@ class Processor(ABC):
         outcome = Outcome.DUPLICATE if before.outcome is Outcome.PROCESSED else before.outcome
         return Settlement(delivery, outcome, before.error)
 
-    def _process_unique(
-        self, deliveries: Sequence[Delivery], blocked: Mapping[str, float]
-    ) -> Iterator[list[Settlement]]:
-        """Process together what can be, and then the rest singly; all of it singly where groups keep an order."""
-        single: Sequence[Delivery] = [delivery for delivery in deliveries if self._is_single(delivery)]
-        if single and any(self.group(delivery) for delivery in deliveries):
-            single = deliveries
-        yield from self._process_in_parts(_without(single, deliveries), blocked)
-        yield from self._process_singly(single, blocked)
-
-    def _process_in_parts(
-        self, deliveries: Sequence[Delivery], blocked: Mapping[str, float]
-    ) -> Iterator[list[Settlement]]:
+    def _run_batches(self, deliveries: Sequence[Delivery], blocked: Mapping[str, float]) -> Iterator[list[Settlement]]:
         """Process deliveries together; if that fails, each tenth of them in the same way, and a few of them singly.
 
         One that fails in a thousand has the others committed in about thirty transactions, and not in a thousand.
@@ -171,26 +165,26 @@ class Processor(ABC):
         held = [delivery for delivery in deliveries if (self.group(delivery) or "") in blocked] if blocked else []
         free = _without(held, deliveries)
         together = len(free) > 1 and not self._stopping.is_set()
-        if together and (settled := self._process_together(free)) is not None:
+        if together and (settled := self._run_batch(free)) is not None:
             yield settled
-            yield from self._process_singly(held, blocked)
+            yield from self._run_singles(held, blocked)
         elif len(deliveries) <= PARTS:
-            yield from self._process_singly(deliveries, blocked)
+            yield from self._run_singles(deliveries, blocked)
         else:
             size = -(-len(deliveries) // PARTS)
             for first in range(0, len(deliveries), size):
-                yield from self._process_in_parts(deliveries[first : first + size], blocked)
+                yield from self._run_batches(deliveries[first : first + size], blocked)
 
     def _is_single(self, delivery: Delivery) -> bool:  # noqa: ARG002 - a hook
         """Whether a delivery is not to be processed together with others."""
         return False
 
-    def _process_together(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:  # noqa: ARG002 - a hook
+    def _run_batch(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:  # noqa: ARG002 - a hook
         """Process several deliveries at once; None if they have to be processed singly."""
         return None
 
     @abstractmethod
-    def _process_one(self, delivery: Delivery) -> Settlement:
+    def _run_single(self, delivery: Delivery) -> Settlement:
         """Process one delivery.
 
         Raises:
@@ -215,16 +209,14 @@ class Processor(ABC):
             and (group := self.group(settlement.delivery))
         }
 
-    def _process_singly(
-        self, deliveries: Sequence[Delivery], blocked: Mapping[str, float]
-    ) -> Iterator[list[Settlement]]:
+    def _run_singles(self, deliveries: Sequence[Delivery], blocked: Mapping[str, float]) -> Iterator[list[Settlement]]:
         for delivery in deliveries:
             delay = blocked.get(self.group(delivery) or "")
             if self._stopping.is_set() or delay is not None:
                 settlement = Settlement(delivery, Outcome.IN_FLIGHT, delay_seconds=delay or 0.0)
             else:
                 with in_hand(self._context.subscriber_id, (delivery.message.id,)), self._spans.handled(delivery):
-                    settlement = self._process_one(delivery)
+                    settlement = self._run_single(delivery)
             yield [settlement]
 
 

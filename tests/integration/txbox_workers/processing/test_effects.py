@@ -285,16 +285,17 @@ def test_statements_that_are_discarded_between_record_and_effect_cost_a_run(
 ) -> None:
     worker = make(MemorySource(), engine, effect=EFFECT)
     process(worker, delivered(paid("before")))
-    transactions = worker._processor._transactions  # type: ignore[attr-defined]
-    refuse_held, discarded = transactions._refuse_held, list[str]()
+    inbox = worker._processor._transactions._inbox  # type: ignore[attr-defined]
+    recorded, discarded = inbox.recorded, list[str]()
 
-    def discard(connection: Any, *arguments: Any) -> Any:
+    def discard(connection: Any, *arguments: Any, **options: Any) -> Any:
+        result = recorded(connection, *arguments, **options)
         if not discarded:
             discarded.append("all")
             connection.exec_driver_sql("DEALLOCATE ALL")
-        return refuse_held(connection, *arguments)
+        return result
 
-    monkeypatch.setattr(transactions, "_refuse_held", discard)
+    monkeypatch.setattr(inbox, "recorded", discard)
     assert process(worker, delivered(paid("a")), delivered(paid("b"))) == [
         ("a-1", Outcome.PROCESSED),
         ("b-1", Outcome.PROCESSED),

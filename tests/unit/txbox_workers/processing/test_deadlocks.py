@@ -6,8 +6,9 @@ import pytest
 from psycopg.errors import DeadlockDetected
 from sqlalchemy import create_engine
 
-from txbox import Inbox
+from txbox import Inbox, Message
 from txbox.instrumentation import Contended, Event
+from txbox_workers.delivery import Delivery
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import (
     HOLD_SECONDS,
@@ -146,10 +147,10 @@ def test_a_report_reads_no_file_in_the_midst_of_a_conflict(monkeypatch: pytest.M
     monkeypatch.setattr(ConflictStatements, "load", lambda *_: pytest.fail("read"))
     runs = iter([DeadlockDetected("once"), None])
 
-    def transaction() -> str:
+    def transaction(_: object) -> str:
         if (error := next(runs)) is not None:
             raise error
         return "done"
 
-    assert retries.run(1, transaction) == "done"
+    assert retries.run(transaction, [Delivery(Message("a", b""), "a-1")]) == "done"
     assert any(isinstance(event, Contended) for event in events)
