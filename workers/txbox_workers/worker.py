@@ -37,7 +37,7 @@ from txbox_workers.options import WorkerOptions, lists_options, valid_options
 from txbox_workers.polling.activity import Activity
 from txbox_workers.polling.context import PollingContext
 from txbox_workers.polling.poller import Poller, SequentialPoller
-from txbox_workers.polling.prefetching_poller import PrefetchingPoller
+from txbox_workers.polling.prefetching_poller import BatchConsumer, BatchThreads, PrefetchingPoller
 from txbox_workers.polling.settler import source_errors_logged
 from txbox_workers.processing import DatabaseUnavailable, ProcessorContext, make_processor
 from txbox_workers.reporter import REPORT_SECONDS, WorkerFigures, WorkerReporter
@@ -143,11 +143,14 @@ class Worker(Service):
             return SequentialPoller(context, options.threads)
         return PrefetchingPoller(
             context,
-            threads=options.threads,
+            self._batch_consumer(),
             prefetch=options.prefetch,
             batch_size=options.batch_size,
             gather_seconds=options.gather_seconds,
         )
+
+    def _batch_consumer(self) -> BatchConsumer:
+        return BatchThreads(self._options.threads)
 
     def _polling_context(self) -> PollingContext:
         return PollingContext(

@@ -24,7 +24,7 @@ from txbox.pauses import pause, resume
 from txbox_workers import reporter
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.memory_source import MemorySource
-from txbox_workers.polling import prefetcher, prefetching_poller, settler
+from txbox_workers.polling import prefetching_poller, settler
 
 
 class Distant(MemorySource):
@@ -129,8 +129,7 @@ def test_groups_keep_their_order_over_failures(
 def test_keys_of_an_ordered_worker_keep_their_order_in_a_batch_of_many_receives(
     engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (prefetcher, prefetching_poller):  # of two answers that come at the same time, either may be first
-        monkeypatch.setattr(module, "RECEIVERS", 1)
+    monkeypatch.setattr(prefetching_poller, "RECEIVERS", 1)  # of two answers at the same time, either may be first
     failed: set[str] = set()
 
     def handle(session: Session, message: Message) -> None:

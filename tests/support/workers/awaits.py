@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from txbox.postgres.drivers.greenlets import run_in_greenlet
-from txbox_workers.coroutines import loop_calls
+from txbox_workers.coroutines import batch_tasks
 
 
 class Awaits:
@@ -19,11 +19,11 @@ class Awaits:
         self._then = then
 
         async def counted(work: Callable[[], Any]) -> Any:
-            if "LoopPoller" not in work.__qualname__:  # a check, or a report
+            if "BatchTasks" not in work.__qualname__:  # a check, or a report
                 return await run_in_greenlet(work)
             return await _Counted(run_in_greenlet(work), self._note)
 
-        patch.setattr(loop_calls, "run_in_greenlet", counted)
+        patch.setattr(batch_tasks, "run_in_greenlet", counted)
 
     def _note(self) -> None:
         self.seen += 1

@@ -8,7 +8,7 @@ from txbox_aws.envelopes import Envelope
 from txbox_aws.sqs.queues import MAX_BATCH
 from txbox_aws.sqs.source import VISIBILITY_SECONDS, SqsSource
 from txbox_workers.options import WorkerOptions, lists_options
-from txbox_workers.polling.prefetcher import RECEIVERS
+from txbox_workers.polling.prefetching_poller import RECEIVERS
 from txbox_workers.polling.settler import SETTLERS
 from txbox_workers.worker import Worker
 

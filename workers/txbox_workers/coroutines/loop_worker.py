@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from txbox_workers.coroutines.loop_calls import LoopCalls
-from txbox_workers.coroutines.poller import LoopPoller
+from txbox_workers.coroutines.batch_tasks import BatchTasks, LoopCalls
 from txbox_workers.coroutines.threaded_ledger import ThreadedLedger
 from txbox_workers.delivery import Source
-from txbox_workers.polling.poller import Poller
+from txbox_workers.polling.prefetching_poller import BatchConsumer
 from txbox_workers.worker import Worker
 
 T = TypeVar("T")
@@ -22,6 +21,7 @@ class LoopWorker(Worker):
         """Take the calls to the loop, and what the class is called in errors."""
         self._of = of
         self._calls = calls
+        self._tasks: BatchTasks | None = None
         super().__init__(source, **options)
 
     def refuse_running(self) -> None:
@@ -40,7 +40,7 @@ class LoopWorker(Worker):
 
     def under_way(self) -> list[str]:
         """Return the ids of the messages in batches that have not ended."""
-        return self._poller.under_way() if isinstance(self._poller, LoopPoller) else []
+        return [] if self._tasks is None else self._tasks.under_way()
 
     def call_off(self) -> None:
         """Begin nothing more; ``stop`` waits for what was begun."""
@@ -57,17 +57,9 @@ class LoopWorker(Worker):
         engine = self._options.engine or (None if letters is None else letters.engine)
         return self._calls.call(work) if engine is not None and engine.dialect.is_async else work()
 
-    def _make_poller(self) -> Poller:
-        options = self._options
-        return LoopPoller(
-            self._polling_context(),
-            self._calls,
-            concurrency=options.threads,
-            on_lost=self._call_off,
-            prefetch=options.prefetch,
-            batch_size=options.batch_size,
-            gather_seconds=options.gather_seconds,
-        )
+    def _batch_consumer(self) -> BatchConsumer:
+        self._tasks = BatchTasks(self._calls, self._options.threads, self._call_off)
+        return self._tasks
 
     def _give_way(self) -> None:
         """Nothing: the pool of an event loop gives its connections in the order in which they are asked for."""

@@ -14,7 +14,7 @@ from txbox import Outcome
 from txbox.instrumentation import Hook
 from txbox.message_types import MessageType
 from txbox.service import STOP_SECONDS
-from txbox_workers.coroutines.loop_calls import LoopCalls
+from txbox_workers.coroutines.batch_tasks import LoopCalls
 from txbox_workers.coroutines.loop_worker import LoopWorker
 from txbox_workers.coroutines.options import DEFAULTS, AsyncWorkerOptions, for_functions
 from txbox_workers.coroutines.thread_calls import LOOK_SECONDS, until_done

@@ -3,9 +3,8 @@
 ::
 
     prefetch=0     poller               receive → process → settle, in one thread; so many of them as ``threads``
-    prefetch=n     prefetcher           threads that receive ahead, into a bounded buffer
-                   prefetching_poller   ``threads`` threads that take batches out of it, and process them
-                   queued_settler       threads that settle behind, ten deliveries a call
+    prefetch=n     prefetching_poller   threads that receive ahead, into a bounded buffer; a consumer that takes batches
+                                        out of it, and processes them; threads that settle behind, ten deliveries a call
 
     both           batch_runner          processes one batch to the end, whatever happens on the way
                    settler               acks and hands back, as the outcomes say

@@ -4,109 +4,54 @@
 
     prefetcher        receive ─ receive ─ receive ─ …        up to 8 calls at a time
                           ╲ buffer: bounded, groups in order
-    threads                batch ─── batch ─── batch ─ …      one transaction each, of up to ``batch_size``
+    batch consumer         batch ─── batch ─── batch ─ …      one transaction each, of up to ``batch_size``
                                ╲ queue: acks wait for others, 50 ms at most
     queued settler              ack ─ ack ─ ack ─ …           up to 8 calls at a time
 
 A stop, a pause and an outage of the database hand back what no batch has begun. The heartbeat watches all from its
-receive to its settlement.
+receive to its settlement. Who consumes batches is given to the poller: threads, or tasks of an event loop
+(``txbox_workers.coroutines``).
 """
 
 import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from txbox import Outcome
+from txbox import BrokerError, Outcome
 from txbox.error_logging import log_failure
-from txbox_workers.delivery import Settlement
-from txbox_workers.polling.batch_runner import BatchRunner
+from txbox.instrumentation import BrokerLost, BrokerRestored
+from txbox_workers.delivery import Delivery, Settlement
+from txbox_workers.polling.batch_runner import BatchRunner, watch_received
 from txbox_workers.polling.context import PollingContext, outage_seconds
 from txbox_workers.polling.poller import Poller
 from txbox_workers.polling.prefetch_buffer import PrefetchBuffer, Waiting
-from txbox_workers.polling.prefetcher import RECEIVE_DELIVERIES, RECEIVERS, Prefetcher
 from txbox_workers.polling.settler import SETTLERS, QueuedSettler
 
+RECEIVERS = 8
+"""Threads that receive, at most so many at a time."""
 
-class PrefetchingPoller(Poller):
-    """Receives, processes and settles in threads of their own."""
+RECEIVE_DELIVERIES = 10
+"""Room that a receive needs: what SQS gives in one call."""
+
+MANY = 5
+"""A receive that brings so many says that there are more: another thread receives, too."""
+
+
+class ReceivedBatches:
+    """What was received, by batches: taken, and then run or given back. Thread-safe."""
 
     def __init__(
-        self,
-        context: PollingContext,
-        *,
-        threads: int,
-        prefetch: int,
-        batch_size: int,
-        gather_seconds: float,
-        one_waits: bool = False,
+        self, context: PollingContext, buffer: PrefetchBuffer, settler: QueuedSettler, one_waits: bool
     ) -> None:
+        self.take, self.take_now = buffer.take, buffer.take_now
         self._context = context
-        self._count = threads
-        activity = context.activity
-        self._buffer = PrefetchBuffer(
-            prefetch=prefetch,
-            least=max(threads * batch_size, RECEIVE_DELIVERIES) + RECEIVE_DELIVERIES,
-            batch_size=batch_size,
-            gather_seconds=gather_seconds,
-            visibility_seconds=context.source.visibility_seconds,
-            group=context.processor.group,
-            closed=lambda: activity.halted.is_set() or activity.awaiting_threads >= (1 if one_waits else threads),
-            stopping=context.stopping,
-        )
-        self._settler = QueuedSettler(context, self._settled)
-        self._runner = BatchRunner(context, self._settler, on_outage=self._empty_in_outage, one_waits=one_waits)
-        self._prefetcher = Prefetcher(context, self._buffer, self._settler)
-        self._lock = threading.Lock()
-        self._producers = threads + RECEIVERS
+        self._buffer = buffer
+        self._settler = settler
+        self._runner = BatchRunner(context, settler, on_outage=self._empty_in_outage, one_waits=one_waits)
 
-    def threads(self) -> Mapping[str, Callable[[], object]]:
-        """Return what processes, what receives and what settles."""
-        bodies: dict[str, Callable[[], object]] = {}
-        bodies |= {str(number): self._producing(self._process) for number in range(1, self._count + 1)}
-        bodies |= {f"receive-{number}": self._producing(self._prefetcher.run) for number in range(1, RECEIVERS + 1)}
-        bodies |= {f"settle-{number}": self._settler.run for number in range(1, SETTLERS + 1)}
-        return bodies
-
-    def halt(self) -> None:
-        """Hand back what no batch has begun."""
-        self._settler.settle([Settlement(one.delivery, Outcome.IN_FLIGHT) for one in self._buffer.empty()])
-        self._prefetcher.wake()
-
-    def _empty_in_outage(self) -> None:
-        """Hand back the same, to come when the outage may be over."""
-        self._settler.settle(
-            [
-                Settlement(one, Outcome.IN_FLIGHT, delay_seconds=outage_seconds(one.receive_count))
-                for one, *_ in self._buffer.empty()
-            ]
-        )
-
-    def _producing(self, work: Callable[[], object]) -> Callable[[], object]:
-        """Return work after which the settler ends, if it was the last that could give it anything."""
-
-        def run() -> None:
-            work()
-            with self._lock:
-                self._producers -= 1
-                is_last = not self._producers
-            if is_last:
-                self._settler.end()
-
-        return run
-
-    def _process(self) -> None:
-        context = self._context
-        failures = 0
-        while batch := self._buffer.take():
-            try:
-                context.give_way()
-                self._run(batch)
-                failures = 0
-            except BaseException:  # noqa: BLE001 - a thread that ends silently is the worst outcome
-                failures += 1
-                log_failure("%s: polling raised an unexpected error, and continues", context.subscriber_id)
-                context.stopping.wait(outage_seconds(failures))
-
-    def _run(self, batch: Sequence[Waiting]) -> None:
+    def run(self, batch: Sequence[Waiting]) -> None:
+        """Process a batch, and have it settled."""
         context = self._context
         deliveries = [waiting.delivery for waiting in batch]
         blocked: Mapping[str, float] = {group: 0.0 for one in deliveries if (group := context.processor.group(one))}
@@ -123,6 +68,217 @@ class PrefetchingPoller(Poller):
                 ]
             )
 
+    def give_back(self, batch: Sequence[Waiting]) -> None:
+        """Hand back a batch that will not be run, and what waits behind it."""
+        deliveries = [waiting.delivery for waiting in batch]
+        groups = {group for one in deliveries if (group := self._context.processor.group(one)) is not None}
+        deliveries += [waiting.delivery for waiting in self._buffer.end(batch, groups)]
+        self._settler.settle([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in deliveries])
+
+    def empty(self) -> None:
+        """Hand back what no batch has begun."""
+        self._settler.settle([Settlement(one.delivery, Outcome.IN_FLIGHT) for one in self._buffer.empty()])
+
+    def _empty_in_outage(self) -> None:
+        """Hand back the same, to come when the outage may be over."""
+        self._settler.settle(
+            [
+                Settlement(one, Outcome.IN_FLIGHT, delay_seconds=outage_seconds(one.receive_count))
+                for one, *_ in self._buffer.empty()
+            ]
+        )
+
+
+class BatchConsumer(ABC):
+    """Takes batches and runs them, several at a time.
+
+    Attributes:
+        concurrency: how many.
+        one_waits: in an outage of the database, one batch waits for its end; the others return at once.
+    """
+
+    concurrency: int
+    one_waits = False
+
+    @abstractmethod
+    def threads(self, context: PollingContext, batches: ReceivedBatches) -> Mapping[str, Callable[[], object]]:
+        """Return what its threads do, by the ends of their names; each returns when no batch comes any more."""
+
+
+class BatchThreads(BatchConsumer):
+    """Runs each batch in the thread that has taken it."""
+
+    def __init__(self, count: int) -> None:
+        self.concurrency = count
+
+    def threads(self, context: PollingContext, batches: ReceivedBatches) -> Mapping[str, Callable[[], object]]:
+        """Return the loop, once for each thread."""
+        return {str(number): lambda: _consume(context, batches) for number in range(1, self.concurrency + 1)}
+
+
+def _consume(context: PollingContext, batches: ReceivedBatches) -> None:
+    failures = 0
+    while batch := batches.take():
+        try:
+            context.give_way()
+            batches.run(batch)
+            failures = 0
+        except BaseException:  # noqa: BLE001 - a thread that ends silently is the worst outcome
+            failures += 1
+            log_failure("%s: polling raised an unexpected error, and continues", context.subscriber_id)
+            context.stopping.wait(outage_seconds(failures))
+
+
+class PrefetchingPoller(Poller):
+    """Receives and settles in threads of its own, and has a consumer run the batches."""
+
+    def __init__(
+        self,
+        context: PollingContext,
+        consumer: BatchConsumer,
+        *,
+        prefetch: int,
+        batch_size: int,
+        gather_seconds: float,
+    ) -> None:
+        self._context = context
+        self._consumer = consumer
+        activity, most_waiting = context.activity, 1 if consumer.one_waits else consumer.concurrency
+        self._buffer = PrefetchBuffer(
+            prefetch=prefetch,
+            least=max(consumer.concurrency * batch_size, RECEIVE_DELIVERIES) + RECEIVE_DELIVERIES,
+            batch_size=batch_size,
+            gather_seconds=gather_seconds,
+            visibility_seconds=context.source.visibility_seconds,
+            group=context.processor.group,
+            closed=lambda: activity.halted.is_set() or activity.awaiting_threads >= most_waiting,
+            stopping=context.stopping,
+        )
+        self._settler = QueuedSettler(context, self._settled)
+        self._batches = ReceivedBatches(context, self._buffer, self._settler, consumer.one_waits)
+        self._prefetcher = Prefetcher(context, self._buffer, self._settler)
+        self._lock = threading.Lock()
+        self._producers = 0
+
+    def threads(self) -> Mapping[str, Callable[[], object]]:
+        """Return what processes, what receives and what settles."""
+        producers = dict(self._consumer.threads(self._context, self._batches))
+        producers |= {f"receive-{number}": self._prefetcher.run for number in range(1, RECEIVERS + 1)}
+        self._producers = len(producers)
+        settlers = {f"settle-{number}": self._settler.run for number in range(1, SETTLERS + 1)}
+        return {name: self._producing(work) for name, work in producers.items()} | settlers
+
+    def halt(self) -> None:
+        """Hand back what no batch has begun."""
+        self._batches.empty()
+        self._prefetcher.wake()
+
+    def _producing(self, work: Callable[[], object]) -> Callable[[], object]:
+        """Return work after which the settler ends, if it was the last that could give it anything."""
+
+        def run() -> None:
+            work()
+            with self._lock:
+                self._producers -= 1
+                is_last = not self._producers
+            if is_last:
+                self._settler.end()
+
+        return run
+
     def _settled(self, count: int) -> None:
         self._buffer.release(count)
         self._context.activity.leave(count)
+
+
+class Prefetcher:
+    """Receives for one worker. One thread receives always; the others when the last receives have brought many."""
+
+    def __init__(self, context: PollingContext, buffer: PrefetchBuffer, settler: QueuedSettler) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._settler = settler
+        self._changed = threading.Condition()
+        self._receiving = 0
+        self._wanted = 1
+        self._failures = 0
+
+    def run(self) -> None:
+        """Receive until the worker stops: the body of a thread."""
+        while self._begin():
+            failed = False
+            try:
+                if self._buffer.reserve(RECEIVE_DELIVERIES):
+                    failed = self._receive()
+            except BaseException:  # noqa: BLE001 - a thread that ends silently is the worst outcome
+                log_failure("%s: receiving raised an unexpected error, and continues", self._context.subscriber_id)
+                self._note_failure()
+                failed = True
+            if failed:
+                self._context.stopping.wait(outage_seconds(self._failures))
+            with self._changed:
+                self._receiving -= 1
+                self._changed.notify()
+
+    def wake(self) -> None:
+        """Have the threads look whether the worker stops."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _begin(self) -> bool:
+        """Wait until one more thread is to receive; False: the worker stops."""
+        with self._changed:
+            while not self._context.stopping.is_set():
+                if self._receiving < self._wanted:
+                    self._receiving += 1
+                    return True
+                self._changed.wait()
+            return False
+
+    def _receive(self) -> bool:
+        """Receive into the room that was reserved; return whether the broker has failed."""
+        context, activity, room = self._context, self._context.activity, RECEIVE_DELIVERIES
+        if not activity.enter():
+            self._buffer.release(room, settled=False)
+            return False
+        deliveries: Sequence[Delivery] = ()
+        try:
+            began_ns = time.time_ns()
+            deliveries = context.source.receive()
+            activity.hold(len(deliveries))
+        except BrokerError as error:
+            if self._note_failure():
+                context.emit(BrokerLost, error=error, pause_seconds=outage_seconds(self._failures))
+            return True
+        finally:
+            self._buffer.release(room - len(deliveries), settled=False)
+            activity.leave()
+        self._note_success(len(deliveries))
+        if deliveries and not self._keep(deliveries, began_ns):
+            self._settler.settle([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in deliveries])
+        return False
+
+    def _keep(self, deliveries: Sequence[Delivery], began_ns: int) -> bool:
+        """Put what was received into the buffer; False: it is to be handed back."""
+        try:
+            watch_received(self._context, deliveries)
+            return self._buffer.put(deliveries, began_ns)
+        except BaseException:  # noqa: BLE001 - what was received is not to be forgotten
+            log_failure("%s: what was received cannot be kept, and is handed back", self._context.subscriber_id)
+            return False
+
+    def _note_failure(self) -> bool:
+        """Have one thread alone try again; return whether it is news."""
+        with self._changed:
+            is_news = self._failures == 0 or self._receiving == 1
+            self._failures += 1
+            self._wanted = 1
+            return is_news
+
+    def _note_success(self, count: int) -> None:
+        with self._changed:
+            was_lost, self._failures = self._failures > 0, 0
+            self._wanted = min(self._wanted + 1, RECEIVERS) if count >= MANY else max(self._wanted - 1, 1)
+            self._changed.notify()
+        if was_lost:
+            self._context.emit(BrokerRestored)
