@@ -413,10 +413,10 @@ MUTATIONS = (
     Mutation(
         "relay",
         "a message overtakes one of its key that has failed in the same batch",
-        "inbox/txbox/relay/dispatch/key_order.py",
+        "inbox/txbox/relay/dispatcher.py",
         "self._queues.pop(key, None)",
         "self._queues.get(key)",
-        "tests/unit/txbox/relay/dispatch/test_key_order.py",
+        "tests/unit/txbox/relay/test_key_order.py",
     ),
     Mutation(
         "relay",
@@ -446,7 +446,7 @@ MUTATIONS = (
     Mutation(
         "relay",
         "what a broker that is away was given counts as sent",
-        "inbox/txbox/relay/dispatch/dispatcher.py",
+        "inbox/txbox/relay/dispatcher.py",
         "result.outage, unsent, failure = error, call.messages, error_type(error)",
         "result.outage, failure = error, error_type(error)",
         "tests/integration/txbox/outbox/test_status.py::test_a_relay_says_where_it_cannot_send_until_it_can",
@@ -797,7 +797,7 @@ MUTATIONS = (
     Mutation(
         "coroutines",
         "a worker for coroutines takes a function, which blocks its event loop",
-        "workers/txbox_workers/coroutines/handlers.py",
+        "workers/txbox_workers/coroutines/options.py",
         "if not is_coroutine_function(handler):",
         "if not callable(handler):",
         "tests/integration/txbox_workers/coroutines/test_handlers.py::test_what_cannot_work_is_refused_when_it_is_made",

@@ -50,9 +50,9 @@ from txbox.leases.handlers import signature_of
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import refuse_unfinishable
 from txbox_workers.options import ValidOptions
-from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
 from txbox_workers.processing.outage_errors import DatabaseUnavailable
+from txbox_workers.processing.processor import ProcessorContext
 
 AGAIN_SECONDS = 5.0
 """After which a task comes again that another process has in hand, or that found no database."""

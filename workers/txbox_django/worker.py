@@ -19,8 +19,7 @@ from txbox import InvalidConfiguration, TransactionAborted
 from txbox.instrumentation import Committed, Event
 from txbox.leases.handlers import refuse_unfinished, signature_of
 from txbox_django.engine import database_engine, lent, require_lendable
-from txbox_workers.handlers import refuse_unfinishable, refuse_unfit
-from txbox_workers.message_arguments import takes_both
+from txbox_workers.handlers import refuse_unfinishable, refuse_unfit, takes_both
 from txbox_workers.worker import Worker
 
 W = TypeVar("W", bound=Worker)

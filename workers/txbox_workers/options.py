@@ -22,8 +22,15 @@ from txbox.leases.ledger import require_ledger
 from txbox.postgres.engines import adopt
 from txbox.postgres.guards.session_binds import refuse_other_schemas, refuse_two_phases
 from txbox.tracing import NO_TRACING, Tracing
-from txbox_workers.handlers import BatchHandler, Handler, SessionFactory, refuse_unfit
-from txbox_workers.message_arguments import MessageArguments, message_arguments, takes_both
+from txbox_workers.handlers import (
+    BatchHandler,
+    Handler,
+    MessageArguments,
+    SessionFactory,
+    message_arguments,
+    refuse_unfit,
+    takes_both,
+)
 from txbox_workers.reporter import ReportPlace
 
 __all__ = ["MAX_ATTEMPTS", "ProcessingOptions", "WorkerOptions"]

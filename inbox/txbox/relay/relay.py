@@ -8,7 +8,7 @@ One thread polls, and a few send::
 
 Destinations that hang have senders of their own, more of them as they are needed, up to a limit
 (``txbox.relay.fair_share``). Those that have an async publisher share one sender, which waits for none of them
-(``txbox.relay.event_loop``).
+(``txbox.relay.async_sender``).
 
 Any number of relays may work on one outbox, without any link between them: the database decides which of them has which
 lane, for as long as a transaction. A message is sent at least once, and those of one key in the order in which they
@@ -51,9 +51,9 @@ from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
 from txbox.postgres.engines import adopt, require_server
 from txbox.postgres.transactions import check_table, short_transaction
-from txbox.relay.dispatch.dispatcher import Dispatcher
-from txbox.relay.event_loop.async_sender import CONCURRENCY, AsyncSender
-from txbox.relay.event_loop.event_loop import EventLoop
+from txbox.relay.async_publishers import EventLoop
+from txbox.relay.async_sender import CONCURRENCY, AsyncSender
+from txbox.relay.dispatcher import Dispatcher
 from txbox.relay.poller import PausedDestination, Poller
 from txbox.relay.publisher import AsyncPublisher, Publisher, is_async
 from txbox.relay.reporter import RelayReporter

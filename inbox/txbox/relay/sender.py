@@ -36,7 +36,7 @@ from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
 from txbox.postgres.sql import moment
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import driver_cursor, short_transaction
-from txbox.relay.dispatch.dispatcher import Dispatcher, DispatchResult
+from txbox.relay.dispatcher import Dispatcher, DispatchResult
 from txbox.relay.pending import Claim
 from txbox.relay.publisher import OutboxMessage, Refused
 from txbox.relay.settlement import BatchSettlement, HeldKey, Row, settle

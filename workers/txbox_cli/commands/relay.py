@@ -8,7 +8,7 @@ import typer
 
 from txbox.errors import ExtraMissing
 from txbox.relay import AsyncPublisher, Publisher, Relay
-from txbox.relay.event_loop.async_sender import CONCURRENCY
+from txbox.relay.async_sender import CONCURRENCY
 from txbox.relay.poller import IDLE_SECONDS
 from txbox.relay.publisher import is_async
 from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, MOST_SENDERS, PUBLISH_TIMEOUT_SECONDS

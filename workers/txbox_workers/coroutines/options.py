@@ -1,10 +1,12 @@
 """The options of ``AsyncWorker`` and ``AsyncSqsWorker``: those of ``Worker``, but for what coroutines need."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any, Literal, TypedDict
 
-from sqlalchemy import QueuePool
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy import Connection, QueuePool
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_session
+from sqlalchemy.orm import Session
 
 from txbox import DeadLetters, Inbox, InvalidConfiguration, Message
 from txbox.backoff import Backoff
@@ -12,13 +14,12 @@ from txbox.coroutines import AsyncInbox
 from txbox.effects import SqlEffect
 from txbox.instrumentation import Hook
 from txbox.leases import Ledger
+from txbox.leases.handlers import is_coroutine_function
 from txbox.leases.ledger import require_ledger
+from txbox.postgres.drivers.greenlets import wait_for, without_own_cancellations
 from txbox.postgres.guards.session_binds import refuse_other_schemas, refuse_two_phases
 from txbox.tracing import Tracing
-from txbox_workers.coroutines.handlers import as_function, session_factory
-from txbox_workers.coroutines.thread_calls import ThreadCalls
-from txbox_workers.coroutines.threaded_ledger import ThreadedLedger
-from txbox_workers.coroutines.threaded_letters import ThreadedLetters
+from txbox_workers.coroutines.stores import ThreadCalls, ThreadedLedger, ThreadedLetters
 from txbox_workers.options import BATCH_SIZE, MAX_PREFETCH
 
 AsyncHandler = Callable[..., Awaitable[object]]
@@ -116,7 +117,7 @@ def for_functions(of: str, options_type: type, options: Mapping[str, Any]) -> di
         given["inbox"] = inbox.sync_inbox
     for name in ("handler", "batch_handler"):
         if given.get(name) is not None:
-            given[name] = as_function(given[name], f"{of}.{name}")
+            given[name] = _as_function(given[name], f"{of}.{name}")
     if given.get("ledger") is not None:
         require_ledger(given["ledger"], f"{of}.ledger")
         calls = ThreadCalls(concurrency)
@@ -129,7 +130,7 @@ def for_functions(of: str, options_type: type, options: Mapping[str, Any]) -> di
         make = given.pop("session_factory", AsyncSession)
         refuse_two_phases(make, f"{of}.session_factory")
         refuse_other_schemas(make, engine, f"{of}.session_factory")
-        given["session_factory"] = session_factory(engine, make)
+        given["session_factory"] = _session_factory(engine, make)
     return given
 
 
@@ -150,3 +151,39 @@ def _sync_engine(of: str, engine: Any, concurrency: int) -> Any:
                 f"create_async_engine(…, pool_size={concurrency})"
             )
     return engine.sync_engine
+
+
+def _as_function(handler: Any, name: str) -> Callable[..., Any]:
+    """Return a coroutine handler as a function with the same parameters.
+
+    It is given the processor's ``Session``, and gives the handler the ``AsyncSession`` around it.
+
+    Raises:
+        InvalidConfiguration: it is no coroutine function; ``name`` is that of the argument.
+    """
+    if not is_coroutine_function(handler):
+        raise InvalidConfiguration(
+            f"{name} must be a coroutine function, async def …; for plain functions there are Worker and SqsWorker"
+        )
+
+    @wraps(handler, updated=())  # a mark that it is a coroutine function is an attribute, and this is none
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [async_session(one) if isinstance(one, Session) else one for one in args]
+        return without_own_cancellations(lambda: wait_for(handler(*given, **kwargs)))
+
+    return call
+
+
+def _session_factory(engine: AsyncEngine, make: Callable[..., AsyncSession]) -> Callable[..., Session]:
+    """Return what makes the processor's session, which is that of an ``AsyncSession``."""
+
+    def made(*, bind: Connection, join_transaction_mode: Any) -> Session:
+        outer = make(bind=AsyncConnection(engine, bind), join_transaction_mode=join_transaction_mode)
+        inner = outer.sync_session
+        inner.info[_OUTER] = outer  # SQLAlchemy itself would forget it as soon as nobody else has it
+        return inner
+
+    return made
+
+
+_OUTER = "txbox_async_session"

@@ -11,11 +11,10 @@
 """
 
 from txbox_workers.options import ValidOptions
-from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.inbox_processor import InboxProcessor
 from txbox_workers.processing.ledger_processor import LedgerProcessor
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, is_cancellation
-from txbox_workers.processing.processor import Processor
+from txbox_workers.processing.processor import Processor, ProcessorContext
 
 __all__ = ["DatabaseUnavailable", "Processor", "ProcessorContext", "is_cancellation", "make_processor"]
 

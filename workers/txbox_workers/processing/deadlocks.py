@@ -37,7 +37,7 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import conflict_relation, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery
-from txbox_workers.processing.context import ProcessorContext
+from txbox_workers.processing.processor import ProcessorContext
 
 P = ParamSpec("P")
 T = TypeVar("T")

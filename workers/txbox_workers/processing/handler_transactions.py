@@ -27,10 +27,10 @@ from txbox.tracing.log_context import in_hand
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import Handler
 from txbox_workers.options import ValidOptions
-from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import ConflictRetries, TransactionMode
 from txbox_workers.processing.guarded_transactions import GuardedTransactions, OpenTransaction, finish
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording_errors
+from txbox_workers.processing.processor import ProcessorContext
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _NONE_PARKED = ParkedIds(frozenset(), frozenset())

@@ -45,12 +45,11 @@ from txbox.dead_letters.order import KeyHeld
 from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import ValidOptions
-from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import Stopping, TransactionMode
 from txbox_workers.processing.handler_transactions import HandlerTransactions, MalformedInBatch, Parked
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, connecting, is_interruption
 from txbox_workers.processing.parker import NOT_TRIED, Parker
-from txbox_workers.processing.processor import Processor, in_flight
+from txbox_workers.processing.processor import Processor, ProcessorContext, in_flight
 from txbox_workers.processing.transaction_limits import limited
 
 

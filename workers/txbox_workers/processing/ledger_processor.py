@@ -56,12 +56,11 @@ from txbox.leases.runner import LeaseRunner, Release, refuse_expired, release_af
 from txbox.message import fingerprint as sha256
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import ValidOptions
-from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import Stopping
 from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, is_cancellation, unavailable
 from txbox_workers.processing.parker import Parker
-from txbox_workers.processing.processor import Processor, in_flight
+from txbox_workers.processing.processor import Processor, ProcessorContext, in_flight
 from txbox_workers.processing.transaction_limits import limited
 
 

@@ -10,8 +10,7 @@ from sqlalchemy import Engine, create_engine
 from support.postgres.engines import NO_HSTORE
 from support.txbox.publishers import AsyncRecorder, RecordingPublisher
 from txbox.backoff import Backoff
-from txbox.relay import Relay, poller, scheduler
-from txbox.relay.event_loop import async_sender, publisher_entry, settler
+from txbox.relay import Relay, async_publishers, async_sender, async_settler, poller, scheduler
 
 StartBoth = Callable[..., Relay]
 
@@ -31,9 +30,9 @@ def all_polls() -> None:
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short pauses between tries, while a publisher or the database cannot be reached."""
-    for module in (scheduler, poller, async_sender, settler):
+    for module in (scheduler, poller, async_sender, async_settler):
         monkeypatch.setattr(module, "OUTAGE_BACKOFF", Backoff(first_seconds=0.05, longest_seconds=1.0))
-    monkeypatch.setattr(publisher_entry, "ENTER_BACKOFF", Backoff(first_seconds=0.05, longest_seconds=1.0))
+    monkeypatch.setattr(async_publishers, "ENTER_BACKOFF", Backoff(first_seconds=0.05, longest_seconds=1.0))
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from support.waiting import wait_until
 from txbox import BrokerError, Outgoing
 from txbox.instrumentation import BrokerLost, DatabaseLost, Event, PublisherOverdue, Relayed
 from txbox.outbox.lanes import number_of
-from txbox.relay import OutboxMessage, Relay
-from txbox.relay.dispatch import dispatcher
+from txbox.relay import OutboxMessage, Relay, dispatcher
 
 FAR = "far:somewhere"
 

@@ -18,8 +18,7 @@ from support.waiting import wait_until
 from txbox import BrokerError, Outgoing
 from txbox.instrumentation import BrokerLost, DatabaseLost, Event
 from txbox.postgres.sqlstates import OUT_OF_MEMORY, sqlstate
-from txbox.relay import OutboxMessage
-from txbox.relay.event_loop import async_sender
+from txbox.relay import OutboxMessage, async_sender
 
 FAR = "far:somewhere"
 

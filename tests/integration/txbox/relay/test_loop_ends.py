@@ -13,14 +13,13 @@ from support.txbox.outbox import publish
 from support.txbox.publishers import AsyncRecorder
 from support.waiting import wait_until
 from txbox import Outgoing
-from txbox.relay import OutboxMessage, Relay
-from txbox.relay.event_loop import event_loop, publisher_entry
+from txbox.relay import OutboxMessage, Relay, async_publishers
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_loop, "END_SECONDS", 0.3)
-    monkeypatch.setattr(publisher_entry, "LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr(async_publishers, "END_SECONDS", 0.3)
+    monkeypatch.setattr(async_publishers, "LEAVE_SECONDS", 0.3)
 
 
 async def ignore_cancellation(freed: threading.Event) -> None:

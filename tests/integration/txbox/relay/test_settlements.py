@@ -18,10 +18,8 @@ from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for
 from support.waiting import wait_until
 from txbox import DeadLetters, Outbox, Outgoing
 from txbox.instrumentation import DatabaseLost, Event
-from txbox.relay import OutboxMessage, Relay
-from txbox.relay.dispatch import dispatcher
-from txbox.relay.event_loop import async_sender, settler
-from txbox.relay.event_loop.async_sender import AsyncSender
+from txbox.relay import OutboxMessage, Relay, async_sender, async_settler, dispatcher
+from txbox.relay.async_sender import AsyncSender
 
 
 class Growing:
@@ -107,7 +105,7 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
     fails: str,
 ) -> None:
     """Nothing can be settled, or one settlement is refused; half a second after the stop has begun, all is well."""
-    monkeypatch.setattr(settler, "OUTAGE_BACKOFF", Growing())
+    monkeypatch.setattr(async_settler, "OUTAGE_BACKOFF", Growing())
     heard: list[Event] = []
     broker = RecordingPublisher(before=lambda _: lose_settlements(proxy))
     relay = start_relay(broker, hooks=[heard.append])
@@ -142,7 +140,7 @@ def test_what_ignores_its_cancellation_keeps_nothing_from_being_tried_after_refu
                 await wait_for_freedom(freed)
 
     refuse_settlements(engine)
-    others = [f"far:{number}" for number in range(settler.MOST_REFUSED + 1)]
+    others = [f"far:{number}" for number in range(async_settler.MOST_REFUSED + 1)]
     publish(engine, *[Outgoing(destination, destination) for destination in ["far:deaf", *others]])
     sender = start_both(AsyncRecorder(send), publish_timeout_seconds=1)._async_sender
     assert sender is not None
@@ -270,7 +268,7 @@ def test_a_host_that_has_all_other_connections_keeps_nothing_from_being_settled_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(async_sender, "SESSION_SECONDS", 0.0)
-    monkeypatch.setattr(settler, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(async_settler, "IDLE_SECONDS", 0.0)
     pooled = create_engine(engine.url, pool_size=4, max_overflow=0, pool_timeout=0.05)
     far, heard = AsyncRecorder(lambda _: wait_for_freedom(freed)), list[Event]()
     relay = start_both(far, engine=pooled, listen=False, publish_timeout_seconds=1, hooks=[heard.append])
@@ -303,7 +301,7 @@ def test_a_connection_for_settlements_that_was_ended_while_it_was_idle_is_replac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As idle_session_timeout does."""
-    monkeypatch.setattr(settler, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(async_settler, "IDLE_SECONDS", 0.0)
     far, heard = AsyncRecorder(lambda _: wait_for_freedom(freed)), list[Event]()
     sender = start_both(far, hooks=[heard.append])._async_sender
     publish(engine, *numbered(1, to="far:one"))

@@ -8,7 +8,7 @@ import pytest
 
 from txbox import BrokerError, InvalidConfiguration
 from txbox.relay import AsyncFunctionPublisher, FunctionPublisher, OutboxMessage, PartlySent, Refused
-from txbox.relay.dispatch.dispatcher import Dispatcher
+from txbox.relay.dispatcher import Dispatcher
 from txbox.relay.settlement import Row
 
 MESSAGES = [OutboxMessage(f"m-{number}", "own:x", b"") for number in range(4)]

@@ -9,7 +9,6 @@ from sqlalchemy import create_engine
 from txbox import Inbox, Message
 from txbox.instrumentation import Contended, Event
 from txbox_workers.delivery import Delivery
-from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import (
     HOLD_SECONDS,
     LONGEST_HOLD_SECONDS,
@@ -20,6 +19,7 @@ from txbox_workers.processing.deadlocks import (
     ModeSelector,
     TransactionMode,
 )
+from txbox_workers.processing.processor import ProcessorContext
 
 DEADLOCK = "40P01"
 

@@ -7,23 +7,34 @@ calls in a sender's thread, ``dispatch_async`` awaits them.
 """
 
 import asyncio
+import inspect
 import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from txbox.bounded_memory import Recent
+from txbox.dead_letters.failures import describe
+from txbox.error_logging import text_of
 from txbox.errors import BrokerError, NotSendable
-from txbox.relay.dispatch.call_size import CallSize
-from txbox.relay.dispatch.key_order import KeyOrder
-from txbox.relay.dispatch.publisher_call import PublisherCall, name_of
 from txbox.relay.publisher import AsyncPublisher, OutboxMessage, PartlySent, Publisher, Refused, is_async
 from txbox.relay.settlement import Row
-from txbox.tracing import NO_SPAN, NO_TRACING, Operation, Tracing, error_type
+from txbox.tracing import NO_SPAN, NO_TRACING, Operation, Span, Tracing, error_type
 from txbox.wire.destinations import scheme
+
+T = TypeVar("T")
+
+FIRST_CALL_SIZE = 50
+"""Messages of a destination's first call."""
+
+MAX_CALL_SIZE = 100_000
+"""More than any batch has."""
+
+MAX_GROWTH = 4
+"""So many times as many as before, at most: one quick call is too small a sample."""
 
 CLAIM_CHECKS = 4
 """Checks that the claim is still ours, within the time after which the server ends it."""
@@ -44,6 +55,47 @@ class DispatchResult:
     refused: dict[int, Refused] = field(default_factory=dict)
     outage: BrokerError | None = None  # why the broker cannot be reached; None if it can
     slowest_seconds: float = 0.0  # how long the slowest call of a publisher took
+
+
+@dataclass(slots=True, eq=False)
+class PublisherCall:
+    """A call of a publisher: to be made, under way, or with what has come of it."""
+
+    kind: str
+    rows: Sequence[Row]  # no two of them have one key
+    messages: Sequence[OutboxMessage]  # theirs
+    began: float = 0.0  # when, by ``time.monotonic``
+    reported: bool = False  # whether it was found to be overdue before
+    answer: object = None
+    error: BaseException | None = None
+    span: Span = NO_SPAN
+
+    def __str__(self) -> str:
+        return f"{self.destination}, of {len(self.messages)} messages from {self.messages[0].id} on"
+
+    @property
+    def destination(self) -> str:
+        """That of the first of its messages."""
+        return self.messages[0].destination
+
+    def refusals(self) -> Sequence[Refused]:
+        """Return which of its messages were refused; raises ``BrokerError`` if the broker could not be reached."""
+        messages = self.messages
+        try:
+            if self.error is not None:
+                raise self.error
+            return _checked(self.answer, messages)
+        except PartlySent as error:
+            try:
+                _checked(error.refused, [*messages, *error.unsent])
+                _checked([Refused(message, "") for message in error.unsent], messages)
+            except TypeError as nonsense:
+                raise BrokerError(f"{text_of(error)}; and {nonsense}") from error
+            raise
+        except BrokerError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as in ``dispatch``
+            return [Refused(message, describe(error)) for message in messages]
 
 
 class Dispatcher:
@@ -285,3 +337,81 @@ class Dispatcher:
         if (call.kind in self._async_kinds) is not is_async:  # a row that was written by hand
             raise NotSendable(call.destination, "is not in a lane of its own; publish it by Outbox.publish")
         return publisher
+
+
+class KeyOrder(Generic[T]):
+    """Hands messages out in rounds: at most one of each key in a round, the rest of a key after its first.
+
+    A broker answers for each message of a call by itself, so of two messages of one key in one call, the second may
+    arrive without the first. In rounds it cannot: once a message has failed, no other of its key is handed out.
+    """
+
+    def __init__(self, messages: Iterable[tuple[Hashable | None, T]]) -> None:
+        self._unordered: list[T] = []
+        self._queues: dict[Hashable, list[T]] = {}
+        for key, message in messages:
+            if key is None:
+                self._unordered.append(message)
+            else:
+                self._queues.setdefault(key, []).append(message)
+
+    def __iter__(self) -> Iterator[list[T]]:
+        """Yield the rounds. Between two of them, ``stop`` takes keys out."""
+        number = 0
+        while messages := self._unordered + [queue[number] for queue in self._queues.values() if number < len(queue)]:
+            yield messages
+            self._unordered = []
+            number += 1
+
+    def stop(self, key: Hashable) -> None:
+        """Hand out no more messages of a key."""
+        self._queues.pop(key, None)
+
+
+class CallSize:
+    """How many messages the next call of a publisher may have, computed from how long calls take. Thread-safe."""
+
+    def __init__(self, seconds: float) -> None:
+        """Begin small; a call should take ``seconds`` at most."""
+        self._seconds = seconds
+        self._value = FIRST_CALL_SIZE
+        self._lock = threading.Lock()
+
+    @property
+    def value(self) -> int:
+        """How many messages the next call may have."""
+        return self._value
+
+    @contextmanager
+    def measured(self, count: int) -> Iterator[None]:
+        """Around a call of so many messages: learn from how long it takes, whether it fails or not."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - began
+            with self._lock:
+                fitting = int(count * self._seconds / took) if took > 0 else MAX_CALL_SIZE
+                # A quick call with few messages must not make the next one smaller.
+                if fitting < self._value or count >= self._value // MAX_GROWTH:
+                    self._value = max(1, min(fitting, max(self._value, count * MAX_GROWTH), MAX_CALL_SIZE))
+
+
+def _checked(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+    """Return what a publisher has answered, or raise TypeError: then each of the messages may have arrived, or not."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise TypeError("a publisher returned a coroutine: write its method as async def send")
+    refused: list[Refused] = list(answer or ())  # type: ignore[call-overload]
+    given = {name_of(message) for message in messages} if refused else set()
+    for one in refused:
+        if not (isinstance(one, Refused) and isinstance(one.error, str)):
+            raise TypeError(f"a publisher returned {one!r:.200}: return Refused(message, why) for each refusal")
+        if name_of(one.message) not in given:
+            raise TypeError(f"a publisher refused {one.message!r:.200}, which it was not given")
+    return refused
+
+
+def name_of(message: OutboxMessage) -> tuple[str, str]:
+    """Return by what the messages in a publisher's answer are recognized: they may be copies of ours."""
+    return message.id, message.destination

@@ -1,7 +1,8 @@
-"""A session that claims the lanes of many destinations, and lets go of each lane by itself."""
+"""A session that claims the lanes of many destinations, lets go of each by itself, and what it has in delivery."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
 
@@ -9,6 +10,7 @@ from txbox.errors import BrokerError
 from txbox.postgres.guards.commit_guard import commit
 from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
 from txbox.postgres.transactions import driver_cursor
+from txbox.relay.dispatcher import DispatchResult
 from txbox.relay.pending import Claim
 from txbox.relay.sender import ClaimResult, RelayStatements, Sender, array
 from txbox.relay.settlement import HeldKey, Row
@@ -89,3 +91,20 @@ class ClaimSession:
     def _drop_snapshot(self) -> Step:
         # A session that waits for hundreds of destinations must not hold vacuum back.
         return Step(Statement.of(self._statements.drop_snapshot, has_plan=False))
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """A claim whose messages are being sent."""
+
+    claim: Claim
+    session: ClaimSession
+    rows: Sequence[Row]
+    held: set[HeldKey]
+    result: ClaimResult
+    size: int  # bytes of the bodies
+    dispatched: DispatchResult = field(default_factory=DispatchResult)
+    lost: bool = False  # others may send it: nothing more is sent, and nothing of it is settled
+    settle_until: float = 0.0  # by ``time.monotonic``; then it is let go of, and sent again
+    settle_at: float = 0.0  # not before, as it could not be settled
+    failures: int = 0  # how often it could not be settled, though others could be

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txbox.relay.dispatch.key_order import KeyOrder
+from txbox.relay.dispatcher import KeyOrder
 
 
 def test_a_round_has_the_next_message_of_every_key_and_the_first_has_all_without_one() -> None:

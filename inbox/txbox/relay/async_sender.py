@@ -25,11 +25,10 @@ from sqlalchemy import Engine
 from txbox.error_logging import text_of
 from txbox.errors import BrokerError
 from txbox.postgres.sqlstates import OUT_OF_MEMORY, sqlstate
-from txbox.relay.dispatch.dispatcher import CLAIM_CHECKS, Dispatcher
-from txbox.relay.event_loop.claim_session import ClaimSession
-from txbox.relay.event_loop.delivery import Delivery
-from txbox.relay.event_loop.event_loop import EventLoop
-from txbox.relay.event_loop.settler import Settler
+from txbox.relay.async_publishers import EventLoop
+from txbox.relay.async_settler import Settler
+from txbox.relay.claim_session import ClaimSession, Delivery
+from txbox.relay.dispatcher import CLAIM_CHECKS, Dispatcher
 from txbox.relay.pending import FEW_LANES, Claim
 from txbox.relay.scheduler import OUTAGE_BACKOFF, DestinationChange, Scheduler
 from txbox.relay.sender import ClaimResult, RelayStatements, Sender

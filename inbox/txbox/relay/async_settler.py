@@ -19,7 +19,7 @@ from txbox.postgres.guards.commit_guard import begin_with
 from txbox.postgres.round_trip import Statement, Step, run_steps
 from txbox.postgres.server import SERVER
 from txbox.postgres.transactions import driver_cursor
-from txbox.relay.event_loop.delivery import Delivery
+from txbox.relay.claim_session import Delivery
 from txbox.relay.scheduler import OUTAGE_BACKOFF
 from txbox.relay.sender import ClaimResult, Sender, check_server
 from txbox.relay.settlement import BatchSettlement

@@ -2,8 +2,8 @@
 
 import pytest
 
-from txbox.relay.dispatch import call_size
-from txbox.relay.dispatch.call_size import FIRST_CALL_SIZE, MAX_CALL_SIZE, CallSize
+from txbox.relay import dispatcher
+from txbox.relay.dispatcher import FIRST_CALL_SIZE, MAX_CALL_SIZE, CallSize
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(call_size, "time", clock)
+    monkeypatch.setattr(dispatcher, "time", clock)
     return clock
 
 
