@@ -2,7 +2,7 @@
 
 A round::
 
-    take the right to work ─▶ chores ─▶ move the horizons, COMMIT ─▶ wait until every transaction sees them
+    take the right to work ─▶ scans ──▶ move the horizons, COMMIT ─▶ wait until every transaction sees them
        ─▶ responses, results, leases, ids, stretch by stretch; each: renew the right, delete, note, COMMIT, pause
 
 The horizons come first. A message of known age that lies behind its subscriber's horizon is not run any more, so its id
@@ -35,7 +35,7 @@ from txbox.maintenance.rotation.rotator import Rotator
 from txbox.maintenance.staging_sweeper import StagingSweeper
 from txbox.maintenance.staging_tables import StagingCatalogue
 from txbox.maintenance.sweeper import Sweeper, estimate
-from txbox.maintenance.tasks import SLACK, SweeperStatements, chores, rings
+from txbox.maintenance.tasks import SLACK, SweeperStatements, cursor_tasks, scan_tasks
 from txbox.maintenance.transactions import LeaseGone, MaintenanceStatements, MaintenanceTransactions
 from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
 from txbox.outbox.snapshot_holders import find_snapshot_holders
@@ -64,7 +64,7 @@ INTERVAL_SECONDS = 10.0
 ROUND_SECONDS = 60.0
 """A task of a round goes on in the next one after so long."""
 
-CHORE_SECONDS = 600.0
+SCAN_SECONDS = 600.0
 """Between two rounds of what is never urgent."""
 
 GENERATIONS = 4
@@ -151,9 +151,9 @@ class Maintainer(Service):
             raise InvalidConfiguration(
                 f"Maintainer.rows_per_transaction must be at least {FEWEST_ROWS}, not {rows_per_transaction!r}"
             )
-        if not 0.01 <= interval_seconds <= CHORE_SECONDS:
+        if not 0.01 <= interval_seconds <= SCAN_SECONDS:
             raise InvalidConfiguration(
-                f"Maintainer.interval_seconds must be from 0.01 to {CHORE_SECONDS:g}, not {interval_seconds!r}"
+                f"Maintainer.interval_seconds must be from 0.01 to {SCAN_SECONDS:g}, not {interval_seconds!r}"
             )
         if not 2 <= generations <= MOST_GENERATIONS // 2:
             raise InvalidConfiguration(
@@ -193,7 +193,7 @@ class Maintainer(Service):
         )
         self._hooks += [log_event, *(own := tuple(hooks))]
         self._runway_reporter = RunwayReporter(self._engine, schema=schema, prefix=prefix, hooks=own)
-        self._chores_at = self._holders_at = self._runway_at = -float("inf")
+        self._scanned_at = self._holders_at = self._runway_at = -float("inf")
         self._is_at_work: bool | None = None
         self._failed: dict[str, str] = {}
 
@@ -211,7 +211,7 @@ class Maintainer(Service):
             DBAPIError: as the database raised it; what only some tasks have met is in the report.
         """
         self._check()
-        self._chores_at = self._runway_at = -float("inf")
+        self._scanned_at = self._runway_at = -float("inf")
         try:
             return self._round(float("inf"), once=True)
         finally:
@@ -232,13 +232,13 @@ class Maintainer(Service):
             leases = self._horizons.of_leases(connection)
             sql = self._sweeper_sql
             tasks = [
-                *chores(self._retention, sql),
-                *rings(self._retention, sql, {} if partitioned else inbox, leases, responses=inbox),
+                *scan_tasks(self._retention, sql),
+                *cursor_tasks(self._retention, sql, {} if partitioned else inbox, leases, responses=inbox),
             ]
         planned = []
         for task in tasks:
             with short_transaction(self._engine) as connection:
-                planned.append(PlannedTask(task.task, *estimate(connection, task, sql)))
+                planned.append(PlannedTask(task.name, *estimate(connection, task, sql)))
         with short_transaction(self._engine) as connection:
             planned.append(PlannedTask("staging", len(self._staging.abandoned(connection)), True))
         if self._retention.sent is not None:
@@ -345,21 +345,21 @@ class Maintainer(Service):
 
     def _tasks(self, seconds: float, *, partitioned: bool, once: bool) -> Iterator[tuple[str, Callable[[], int]]]:
         """Yield what is due: the horizons move before the first task that forgets ids."""
-        if time.monotonic() >= self._chores_at + CHORE_SECONDS:
-            self._chores_at = time.monotonic()
-            for chore in chores(self._retention, self._sweeper_sql):
-                yield chore.task, lambda chore=chore: self._sweeper.sweep_all(chore)  # type: ignore[misc]
+        if time.monotonic() >= self._scanned_at + SCAN_SECONDS:
+            self._scanned_at = time.monotonic()
+            for task in scan_tasks(self._retention, self._sweeper_sql):
+                yield task.name, lambda task=task: self._sweeper.sweep_all(task)  # type: ignore[misc]
             yield "staging", self._staging.drop_all
             if self._retention.sent is not None:
                 yield "sent", self._forget_sent
         inbox, leases = self._transactions.run(self._move_horizons)
         settled = self._horizons.settle(wait_seconds=SETTLE_SECONDS) if inbox or leases else {}
         in_place = {} if partitioned else inbox
-        for ring in rings(self._retention, self._sweeper_sql, in_place, leases, settled, responses=inbox):
+        for task in cursor_tasks(self._retention, self._sweeper_sql, in_place, leases, settled, responses=inbox):
             yield (
-                ring.task,
-                lambda ring=ring: self._sweeper.sweep_ring(  # type: ignore[misc]
-                    ring, until=time.monotonic() + seconds, once=once
+                task.name,
+                lambda task=task: self._sweeper.sweep_with_cursors(  # type: ignore[misc]
+                    task, until=time.monotonic() + seconds, once=once
                 ),
             )
         if partitioned:

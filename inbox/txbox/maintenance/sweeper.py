@@ -1,7 +1,8 @@
 """The sweeper: removes rows in physical order, a stretch of blocks at a time.
 
 Rows of the inbox are inserted in the order of time: at first at the table's end; when what was deleted has been
-vacuumed, in the pages that it has left. So the table becomes a ring, and what is too old lies behind a cursor::
+vacuumed, in the pages that it has left. So the table is written round and round, and what is too old lies behind a
+cursor::
 
     block 0                    cursor ─▶                              end
     │ new rows, in freed pages │ too old … too old … │ not too old … │
@@ -12,11 +13,14 @@ what it has left behind: rows that were deleted, and that Postgres cannot clean 
 not read again and again.
 
 Where no page is free, new rows make the table longer, so its end may be young before its begin is. Then the cursor
-would wait there for a whole window. So there is a probe, at first at the table's begin: it looks at one stretch in each
-round, stays while most rows are young there, and goes on as the cursor does when they are not.
+would wait there for a whole window. So there is a begin cursor, at first at the table's begin: it looks at one stretch
+in each round, stays while most rows are young there, and goes on as the cursor does when they are not.
 
 What the cursor has passed or cannot reach (a letter's row that was waiting then; rows that an update has moved) is
-found by a second one, slowly: it goes through the whole table once a day.
+found by the daily cursor, slowly: it goes through the whole table once a day.
+
+In the table of maintenance, the cursors of windows are its ``heads``, their begin cursors its ``probes``, and the daily
+cursor is where it has ``swept``.
 """
 
 import time
@@ -27,7 +31,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox.maintenance.tasks import Chore, Ring, SweeperStatements
+from txbox.maintenance.tasks import CursorTask, SweeperStatements, Task
 from txbox.maintenance.transactions import STATEMENT_MS, MaintenanceTransactions
 from txbox.postgres.sqlstates import QUERY_CANCELED, sqlstate
 
@@ -52,7 +56,7 @@ FRUITLESS_BLOCKS = 1_024
 """A cursor pauses, and goes on from there in the next round, where so many blocks have nothing to remove."""
 
 SWEEP_SECONDS = 86_400.0
-"""The second cursor goes through a table in so long."""
+"""The daily cursor goes through a table in so long."""
 
 SWEEP_BLOCKS = 64
 """And at least so many blocks in a round."""
@@ -109,50 +113,50 @@ class Sweeper:
         self._stopping = stopping
         self._blocks: dict[str, int] = {}
 
-    def sweep_all(self, chore: Chore) -> int:
+    def sweep_all(self, task: Task) -> int:
         """Go through a whole table that is not large, and return how many rows were removed."""
-        total, at, removed = self._count_blocks(chore.table), 0, 0
+        total, at, removed = self._count_blocks(task.table), 0, 0
         while at < total and not self._stopping():
-            at, found = self._step(chore, chore.parameters, at, total, lambda _, __: {})
+            at, found = self._step(task, task.parameters, at, total, lambda _, __: {})
             removed += found.removed
         return removed
 
-    def sweep_ring(self, ring: Ring, *, until: float, once: bool) -> int:
-        """Move the cursors of a ring, and return how many rows were removed.
+    def sweep_with_cursors(self, task: CursorTask, *, until: float, once: bool) -> int:
+        """Move the cursors of a table, and return how many rows were removed.
 
         Args:
-            ring: what is removed.
+            task: what is removed.
             until: a time of ``time.monotonic()`` at which to stop and go on in the next round.
-            once: there is no next round soon: the second cursor does a day's share if it was not moved for a day.
+            once: there is no next round soon: the daily cursor does a day's share if it was not moved for a day.
         """
-        detail, seconds = self._transactions.read(ring.task)
+        detail, seconds = self._transactions.read(task.name)
         swept = int(detail.get("swept", 0))
-        total = self._count_blocks(ring.table)
+        total = self._count_blocks(task.table)
         if total == 0:
             return 0
         state: dict[str, Any] = {"swept": swept % total}
         for name in ("heads", "probes"):
             places = detail.get(name, {})
-            state[name] = {f"{window:g}": _place_of(window, places) % total for window in ring.windows}
-        removed = sum(self._move_head(ring, state, window, total, until) for window in ring.windows)
-        removed += sum(self._move_probe(ring, state, window, total, until) for window in ring.windows)
+            state[name] = {f"{window:g}": _place_of(window, places) % total for window in task.windows}
+        removed = sum(self._move_cursor(task, state, window, total, until) for window in task.windows)
+        removed += sum(self._move_begin_cursor(task, state, window, total, until) for window in task.windows)
         since = (SWEEP_SECONDS if once else 0.0) if seconds is None else min(seconds, SWEEP_SECONDS)
         share = min(max(int(total * since / SWEEP_SECONDS), SWEEP_BLOCKS), total)
-        return removed + self._move_sweep(ring, state, share, total, until)
+        return removed + self._move_daily_cursor(task, state, share, total, until)
 
-    def _move_head(self, ring: Ring, state: dict[str, Any], window: float, total: int, until: float) -> int:
+    def _move_cursor(self, task: CursorTask, state: dict[str, Any], window: float, total: int, until: float) -> int:
         """Move the cursor of a window until it meets young rows."""
-        key, heads = f"{window:g}", state["heads"]
-        at = start_of_young = heads[key]
+        key, cursors = f"{window:g}", state["heads"]
+        at = start_of_young = cursors[key]
         removed = scanned = fruitless = young = 0
         while scanned < total and not self._is_over(until):
             begin = at
 
             def next_state(_: _Found, beyond: int) -> Mapping[str, Any]:
-                heads[key] = beyond % total
+                cursors[key] = beyond % total
                 return state
 
-            at, found = self._step(ring, {**ring.parameters, "window": window}, begin, total, next_state)
+            at, found = self._step(task, {**task.parameters, "window": window}, begin, total, next_state)
             moved = at - begin
             scanned, removed = scanned + moved, removed + found.removed
             fruitless = 0 if found.removed else fruitless + moved
@@ -163,41 +167,43 @@ class Sweeper:
                 young = 0
             at %= total
             if young >= min(STOP_BLOCKS, total):
-                heads[key] = start_of_young
+                cursors[key] = start_of_young
                 break
             if fruitless >= FRUITLESS_BLOCKS:
                 break
         else:
             if young:
-                heads[key] = start_of_young
+                cursors[key] = start_of_young
         return removed
 
-    def _move_probe(self, ring: Ring, state: dict[str, Any], window: float, total: int, until: float) -> int:
-        """Move the probe of a window while most rows are too old there."""
-        key, probes = f"{window:g}", state["probes"]
-        if probes[key] == state["heads"][key]:
-            probes[key] = 0
+    def _move_begin_cursor(
+        self, task: CursorTask, state: dict[str, Any], window: float, total: int, until: float
+    ) -> int:
+        """Move the begin cursor of a window while most rows are too old there."""
+        key, begins = f"{window:g}", state["probes"]
+        if begins[key] == state["heads"][key]:
+            begins[key] = 0
         removed = scanned = 0
         while scanned < total and not self._is_over(until):
-            begin = probes[key]
+            begin = begins[key]
 
             def next_state(found: _Found, beyond: int, begin: int = begin) -> Mapping[str, Any]:
                 if found.young_from is not None and found.young_from < beyond:
                     beyond = found.young_from
                 elif not found.removed:
                     beyond = begin
-                probes[key] = beyond % total
+                begins[key] = beyond % total
                 return state
 
-            at, found = self._step(ring, {**ring.parameters, "window": window}, begin, total, next_state)
+            at, found = self._step(task, {**task.parameters, "window": window}, begin, total, next_state)
             scanned, removed = scanned + at - begin, removed + found.removed
-            if probes[key] != at % total:
+            if begins[key] != at % total:
                 break
         return removed
 
-    def _move_sweep(self, ring: Ring, state: dict[str, Any], share: int, total: int, until: float) -> int:
-        """Move the second cursor by so many blocks; that of the shortest window follows it to old stretches."""
-        window = min(ring.windows)
+    def _move_daily_cursor(self, task: CursorTask, state: dict[str, Any], share: int, total: int, until: float) -> int:
+        """Move the daily cursor by so many blocks; that of the shortest window follows it to old stretches."""
+        window = min(task.windows)
         removed = scanned = 0
         while scanned < share and not self._is_over(until):
             begin = state["swept"]
@@ -208,16 +214,16 @@ class Sweeper:
                     state["heads"][f"{window:g}"] = begin
                 return state
 
-            parameters = {**ring.parameters, "window": window}
+            parameters = {**task.parameters, "window": window}
             end = min(begin + share - scanned, total)
-            at, found = self._step(ring, parameters, begin, end, next_state)
+            at, found = self._step(task, parameters, begin, end, next_state)
             scanned, removed = scanned + at - begin, removed + found.removed
-        self._transactions.run(lambda connection: self._transactions.progress(connection, ring.task, 0, state))
+        self._transactions.run(lambda connection: self._transactions.progress(connection, task.name, 0, state))
         return removed
 
     def _step(
         self,
-        task: Chore,
+        task: Task,
         parameters: Mapping[str, Any],
         at: int,
         end: int,
@@ -228,7 +234,7 @@ class Sweeper:
         It goes on in the same stretch if there were more rows than a transaction may remove.
         """
         while True:
-            blocks = self._blocks.get(task.task, FIRST_BLOCKS)
+            blocks = self._blocks.get(task.name, FIRST_BLOCKS)
             beyond = min(at + blocks, end)
             places = {"first": f"({at},0)", "beyond": f"({beyond},0)", "rows": self._rows}
             took = 0.0
@@ -246,7 +252,7 @@ class Sweeper:
                     goes_on_at = at if found.last_block is None else found.last_block
                 detail = next_state(found, goes_on_at)
                 if found.removed or detail:
-                    self._transactions.progress(connection, task.task, found.removed, detail)
+                    self._transactions.progress(connection, task.name, found.removed, detail)
                 return goes_on_at, found
 
             try:
@@ -254,12 +260,12 @@ class Sweeper:
             except DBAPIError as error:
                 if sqlstate(error) != QUERY_CANCELED or blocks == 1:
                     raise
-                self._blocks[task.task] = max(blocks // 4, 1)
+                self._blocks[task.name] = max(blocks // 4, 1)
                 continue
             if took > WANTED_MS:
-                self._blocks[task.task] = max(blocks // 2, 1)
+                self._blocks[task.name] = max(blocks // 2, 1)
             elif took < WANTED_MS / 2 and beyond - at == blocks:
-                self._blocks[task.task] = min(blocks * 2, MOST_BLOCKS)
+                self._blocks[task.name] = min(blocks * 2, MOST_BLOCKS)
             return result
 
     def _count_blocks(self, table: str) -> int:
@@ -276,7 +282,7 @@ def _place_of(window: float, places: Mapping[str, int]) -> int:
     return int(places[min(places, key=lambda key: abs(float(key) - window))]) if places else 0
 
 
-def estimate(connection: Connection, task: Chore, sql: SweeperStatements) -> tuple[int, bool]:
+def estimate(connection: Connection, task: Task, sql: SweeperStatements) -> tuple[int, bool]:
     """Return how many rows a task would remove, and whether they were counted: of a large table, by a sample."""
     total = int(connection.exec_driver_sql(sql.blocks, {"name": task.table}).scalar_one())
     is_counted = total <= COUNTED_BLOCKS

@@ -12,7 +12,7 @@ from txbox.postgres.sql import quoted
 from txbox.postgres.sql_files import SqlFile
 from txbox.status.activity import KEPT_DAYS
 
-__all__ = ["Chore", "Ring", "SweeperStatements", "chores", "rings"]
+__all__ = ["CursorTask", "SweeperStatements", "Task", "cursor_tasks", "scan_tasks"]
 
 SLACK = PRODUCER_SLACK
 """Ids stay for so long behind the horizon: producers' clocks are ahead, and transactions begin before they record."""
@@ -54,18 +54,18 @@ class SweeperStatements(SqlFile, file="sweeper.sql"):
 
 
 @dataclass(frozen=True, slots=True)
-class Chore:
+class Task:
     """What is removed from a table.
 
     Attributes:
-        task: its name in the table of maintenance.
+        name: in the table of maintenance, where it is the ``task``.
         table: quoted, with its schema.
         forget: the statement that removes it, from a stretch of blocks.
         count: the statement that counts it.
         parameters: of both, beside the stretch.
     """
 
-    task: str
+    name: str
     table: str
     forget: str
     count: str
@@ -73,7 +73,7 @@ class Chore:
 
 
 @dataclass(frozen=True, slots=True)
-class Ring(Chore):
+class CursorTask(Task):
     """What is removed from a table that grows for ever, behind cursors; ``forget`` also returns what is young.
 
     Attributes:
@@ -83,7 +83,7 @@ class Ring(Chore):
     windows: tuple[float, ...] = ()
 
 
-def chores(kept: Retention, sql: SweeperStatements) -> Iterator[Chore]:
+def scan_tasks(kept: Retention, sql: SweeperStatements) -> Iterator[Task]:
     """Yield what is removed by going through whole tables."""
     # The failures come before ids are forgotten: without its id, one would look like one that waits.
     for task, table, old, window in (
@@ -102,10 +102,10 @@ def chores(kept: Retention, sql: SweeperStatements) -> Iterator[Chore]:
             name = quoted(getattr(sql.tables, table))
             statement = sql.forget_letters if task == "letters" else sql.forget
             forget, count = (text.replace("{table}", name).replace("{old}", old) for text in (statement, sql.count))
-            yield Chore(task, sql.name_of(table), forget, count, {"window": window.total_seconds()})
+            yield Task(task, sql.name_of(table), forget, count, {"window": window.total_seconds()})
 
 
-def rings(
+def cursor_tasks(
     kept: Retention,
     sql: SweeperStatements,
     inbox: Mapping[str, timedelta],
@@ -113,7 +113,7 @@ def rings(
     settled: Mapping[str, float] | None = None,
     *,
     responses: Mapping[str, timedelta],
-) -> Iterator[Ring]:
+) -> Iterator[CursorTask]:
     """Yield what is removed behind cursors.
 
     Args:
@@ -132,11 +132,11 @@ def rings(
         bounds = [every] if every is not None else []
         cursors = _of_cursors([*bounds, *(min([seconds, *bounds]) for seconds in by_subscriber.values())])
         table = sql.name_of("kept_response")
-        yield Ring("responses", table, sql.forget_responses, sql.count_responses, parameters, cursors)
+        yield CursorTask("responses", table, sql.forget_responses, sql.count_responses, parameters, cursors)
     if kept.results is not None:
         window = kept.results.total_seconds()
         table = sql.name_of("message_lease")
-        yield Ring("results", table, sql.forget_results, sql.count_results, {"window": window}, (window,))
+        yield CursorTask("results", table, sql.forget_results, sql.count_results, {"window": window}, (window,))
     for task, table, forget, count, windows in (
         ("leases", "message_lease", sql.forget_leases, sql.count_leases, leases),
         ("inbox", "processed_message", sql.forget_ids, sql.count_ids, inbox),
@@ -149,7 +149,7 @@ def rings(
                 "settled": [(settled or {}).get(name, -inf) for name in by_name],
                 "slack": SLACK,
             }
-            yield Ring(task, sql.name_of(table), forget, count, parameters, _of_cursors(by_name.values()))
+            yield CursorTask(task, sql.name_of(table), forget, count, parameters, _of_cursors(by_name.values()))
 
 
 def _of_cursors(windows: Iterable[float]) -> tuple[float, ...]:

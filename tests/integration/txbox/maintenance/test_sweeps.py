@@ -11,7 +11,7 @@ from support.postgres.statements import run
 from txbox import DeadLetter, DeadLetters, Reason
 from txbox.maintenance import Retention, transactions
 from txbox.maintenance import tasks as tasks_module
-from txbox.maintenance.tasks import SweeperStatements, chores
+from txbox.maintenance.tasks import SweeperStatements, scan_tasks
 
 BILLING = Retention(inbox={"billing": KEPT})
 PLACES = {"first": "(100,0)", "beyond": "(116,0)", "rows": 5_000, "window": 86_400.0}
@@ -68,9 +68,9 @@ def test_each_statement_looks_at_its_stretch_of_blocks_alone(engine: Engine, ana
     if analyzed:
         run(engine, "ANALYZE processed_message, message_lease, message_failure, kept_response")
     sql = SweeperStatements.load()
-    of_chores = {chore.task: chore.forget for chore in chores(Retention(), sql)}
+    of_tasks = {task.name: task.forget for task in scan_tasks(Retention(), sql)}
     for name in ("forget_ids", "count_ids", "forget_leases", "forget_results", "forget_responses", "failures"):
-        statement = of_chores.get(name) or getattr(sql, name)
+        statement = of_tasks.get(name) or getattr(sql, name)
         with engine.connect() as connection:
             plan = connection.exec_driver_sql(f"EXPLAIN {statement}", {**PLACES, **BY_SUBSCRIBER}).scalars().all()
         lines = "\n".join(plan)
