@@ -1,13 +1,14 @@
 """The options of ``Worker``, ``SqsWorker`` and Lambda's ``sqs_handler``: listed, documented and validated once.
 
-The first two classes type the keyword arguments; the third one holds their defaults, and refuses what cannot work.
+The first two classes type the keyword arguments; the third one holds their defaults and ranges, and what the command
+line says of them, and refuses what cannot work. A test compares them.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -47,7 +48,7 @@ MAX_BATCH_SIZE = 1_000
 MAX_PREFETCH = 10_000
 """Half of what SQS lets be in flight in a FIFO queue."""
 
-MAX_GATHER_SECONDS = 10.0
+MAX_GATHER_SECONDS = 10
 
 
 class ProcessingOptions(TypedDict, total=False):
@@ -133,6 +134,11 @@ class WorkerOptions(ProcessingOptions, total=False):
     transaction_seconds: float | None
 
 
+def _ranged(default: Any, text: str, least: float, most: float | None = None) -> Any:
+    """Return a field with its range, and what the command line says of it."""
+    return field(default=default, metadata={"text": text, "least": least, "most": most})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidOptions:
     """Options that can work, with their defaults; the fields are those of ``WorkerOptions``.
@@ -150,17 +156,17 @@ class ValidOptions:
     batch_handler: BatchHandler | None = None
     effect: SqlEffect | None = None
     transactions: Literal["batch", "message"] = "batch"
-    max_attempts: int | None = MAX_ATTEMPTS
+    max_attempts: int | None = _ranged(MAX_ATTEMPTS, "failures until a message is parked as a dead letter", 1)
     ordered: bool = False
     session_factory: SessionFactory = Session
     lease_seconds: float = LEASE_SECONDS
     fingerprint: bool = False
     hooks: Sequence[Hook] = ()
     tracing: Tracing = NO_TRACING
-    threads: int = 1
-    prefetch: int = 0
-    batch_size: int = BATCH_SIZE
-    gather_seconds: float = 0.0
+    threads: int = _ranged(1, "threads, each with a connection", 1)
+    prefetch: int = _ranged(0, "messages received ahead, at most", 0, MAX_PREFETCH)
+    batch_size: int = _ranged(BATCH_SIZE, "messages of a transaction", 1, MAX_BATCH_SIZE)
+    gather_seconds: float = _ranged(0.0, "how long fewer messages wait for others", 0, MAX_GATHER_SECONDS)
     backoff: Backoff | None = None
     transaction_seconds: float | None = None
     subscriber_id: str = field(init=False)
@@ -233,10 +239,6 @@ class ValidOptions:
             f".transactions must be 'batch' or 'message', not {self.transactions!r}",
         )
         self._require(
-            self.max_attempts is None or self.max_attempts >= 1,
-            f".max_attempts must be at least 1, or None, not {self.max_attempts!r}",
-        )
-        self._require(
             not self.ordered or (inbox is not None and ledger is None),
             ".ordered needs an inbox and no ledger: one transaction decides whether a message is run or waits",
         )
@@ -244,11 +246,7 @@ class ValidOptions:
             not self.ordered or self.max_attempts is not None,
             ".ordered needs max_attempts: of what the broker's own redrive policy takes away, no letter is kept",
         )
-        self._require(self.threads >= 1, f".threads must be at least 1, not {self.threads!r}")
-        self._require(
-            1 <= self.batch_size <= MAX_BATCH_SIZE,
-            f".batch_size must be from 1 to {MAX_BATCH_SIZE:,}, not {self.batch_size!r}",
-        )
+        self._require_ranges()
         self._require(
             bool(self.prefetch) or self.batch_size <= BATCH_SIZE,
             f".batch_size of more than {BATCH_SIZE} needs prefetch: one receive brings no more",
@@ -257,10 +255,6 @@ class ValidOptions:
             self.prefetch == 0 or max(BATCH_SIZE, self.batch_size) <= self.prefetch <= MAX_PREFETCH,
             f".prefetch must be 0, or from {BATCH_SIZE} to {MAX_PREFETCH:,} and not less than batch_size, not "
             f"{self.prefetch!r}",
-        )
-        self._require(
-            0 <= self.gather_seconds <= MAX_GATHER_SECONDS,
-            f".gather_seconds must be from 0 to {MAX_GATHER_SECONDS:g}, not {self.gather_seconds!r}",
         )
         self._require(
             bool(self.prefetch) or not self.gather_seconds, ".gather_seconds needs prefetch: nothing waits without it"
@@ -274,6 +268,14 @@ class ValidOptions:
         self._require(isinstance(self.tracing, Tracing), f".tracing must be an OpenTelemetryTracing(), not {given}")
         if self.engine is not None:
             adopt(self.engine)
+
+    def _require_ranges(self) -> None:
+        for each in fields(self):
+            value, least, most = getattr(self, each.name), each.metadata.get("least"), each.metadata.get("most")
+            or_none = type(None) in get_args(each.type)
+            if least is not None and not (value is None and or_none) and not least <= value <= (most or math.inf):
+                wanted = f"at least {least}{', or None' * or_none}" if most is None else f"from {least} to {most:,g}"
+                raise InvalidConfiguration(f"{self.of}.{each.name} must be {wanted}, not {value!r}")
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds:

@@ -175,7 +175,8 @@ def test_help_lists_the_options_with_their_defaults(made: Callable[..., Any], op
 
 
 def test_each_typed_option_has_a_default_and_only_those() -> None:
-    assert {field.name for field in fields(ValidOptions) if field.init} - {"of"} == set(WorkerOptions.__annotations__)
+    typed = {field.name: field.type for field in fields(ValidOptions) if field.init and field.name != "of"}
+    assert typed == WorkerOptions.__annotations__
     assert set(WorkerOptions.__annotations__) - set(ProcessingOptions.__annotations__) == {
         "threads",
         "prefetch",

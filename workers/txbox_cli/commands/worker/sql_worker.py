@@ -1,5 +1,6 @@
 """A worker without a line of Python: a queue, a subscriber, and an effect in SQL."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from txbox import Inbox, InvalidConfiguration, Outbox, SqlEffect
 from txbox_cli.errors import UsageError
 from txbox_cli.options import PrefixOption, PublishToOption, SchemaOption, UrlOption, checked_queue, database
 from txbox_workers.brokers import broker_of
+from txbox_workers.options import ValidOptions
 from txbox_workers.worker import Worker
 
 NEEDED = ("queue", "subscriber", "apply", "fields")
@@ -54,6 +56,20 @@ class SqlWorker:
             yield worker
 
 
+def worker_option(name: str, default: str | None = None, *, needs: str = "--queue") -> Any:
+    """Return an option of a worker for typer, with the range, the text and the default of its field.
+
+    Args:
+        name: of the field of ``ValidOptions``.
+        default: in place of the field's, in words.
+        needs: the option without which this one says nothing.
+    """
+    (field,) = (field for field in dataclasses.fields(ValidOptions) if field.name == name)
+    by_default = default or f"{field.default:g} by default"
+    text, least, most = (field.metadata[key] for key in ("text", "least", "most"))
+    return typer.Option(help=f"With {needs}: {text}; {by_default}.", min=least, max=most)
+
+
 def sql_worker(
     queue: Annotated[
         str | None,
@@ -81,33 +97,15 @@ def sql_worker(
     url: UrlOption = None,
     schema: SchemaOption = None,
     prefix: PrefixOption = None,
-    threads: Annotated[
-        int | None, typer.Option(help="With --queue: threads, each with a connection; 1 by default.", min=1)
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="With --queue: messages of a transaction; 10 by default.", min=1, max=1000),
-    ] = None,
-    prefetch: Annotated[
-        int | None,
-        typer.Option(
-            help="With --queue: messages received ahead, at most; 0 by default, or 1000 with a larger batch size.",
-            min=0,
-            max=10_000,
-        ),
-    ] = None,
-    gather_seconds: Annotated[
-        float | None,
-        typer.Option(help="With --prefetch: how long fewer messages wait for others; 0 by default.", min=0, max=10),
-    ] = None,
+    threads: Annotated[int | None, worker_option("threads")] = None,
+    batch_size: Annotated[int | None, worker_option("batch_size")] = None,
+    prefetch: Annotated[int | None, worker_option("prefetch", "0 by default, or 1000 with a larger batch size")] = None,
+    gather_seconds: Annotated[float | None, worker_option("gather_seconds", needs="--prefetch")] = None,
     visibility_seconds: Annotated[
         int | None,
         typer.Option(help="With --queue: how long a killed worker's messages wait for another; 30 by default.", min=1),
     ] = None,
-    max_attempts: Annotated[
-        int | None,
-        typer.Option(help="With --queue: failures until a message is parked as a dead letter; 10 by default.", min=1),
-    ] = None,
+    max_attempts: Annotated[int | None, worker_option("max_attempts")] = None,
 ) -> SqlWorker:
     """Return the worker that the options describe."""
     options = {
