@@ -69,9 +69,6 @@ MAX_ATTEMPTS = 16
 BATCH_SIZE = 500
 """Messages of one transaction."""
 
-BATCH_BYTES = 16 * 1024 * 1024
-"""Of the bodies of one transaction; a single message may have more."""
-
 LONGEST_KEEP_SENT = timedelta(days=36_500)
 """Longer ones lead to dates that Postgres does not have."""
 
@@ -92,6 +89,9 @@ class Relay(Service):
     may not do with them what a relay has to.
     """
 
+    batch_bytes = 16 * 1024 * 1024
+    """Bytes of the bodies of one transaction; a single message may have more. For a subclass to override."""
+
     def __init__(
         self,
         engine: Engine,
@@ -103,7 +103,6 @@ class Relay(Service):
         max_senders: int | None = None,
         concurrency: int = CONCURRENCY,
         batch_size: int = BATCH_SIZE,
-        batch_bytes: int = BATCH_BYTES,
         max_attempts: int | None = MAX_ATTEMPTS,
         backoff: Backoff | None = None,
         keep_sent: timedelta | None = None,
@@ -131,7 +130,6 @@ class Relay(Service):
                 destinations that are new or cannot be reached.
             batch_size: messages of one transaction. A relay that is killed has up to so many sent again for each
                 sender.
-            batch_bytes: bytes of the bodies of one transaction; a single message may have more.
             max_attempts: refusals after which a message is parked as a dead letter; None: never.
             backoff: the delay before a refused message is sent again, by attempt.
             keep_sent: keep what was sent for so long, in the table outbox_sent; None: not at all.
@@ -147,12 +145,7 @@ class Relay(Service):
         Raises:
             InvalidConfiguration: an argument cannot work.
         """
-        for name, value in (
-            ("senders", senders),
-            ("concurrency", concurrency),
-            ("batch_size", batch_size),
-            ("batch_bytes", batch_bytes),
-        ):
+        for name, value in (("senders", senders), ("concurrency", concurrency), ("batch_size", batch_size)):
             if value < 1:
                 raise InvalidConfiguration(f"Relay.{name} must be at least 1, not {value!r}")
         if max_senders is not None and max_senders < senders:
@@ -200,14 +193,14 @@ class Relay(Service):
             self._dispatcher,
             letters=self._letters,
             batch_size=batch_size,
-            batch_bytes=batch_bytes,
+            batch_bytes=self.batch_bytes,
             max_attempts=max_attempts,
             backoff=backoff or Backoff(),
             keep_sent=keep_sent is not None,
             publish_timeout_seconds=publish_timeout_seconds,
         )
         self._hooks += [log_event, *hooks]
-        self._batch_size, self._batch_bytes = batch_size, batch_bytes
+        self._batch_size = batch_size
         self._scheduler = self._new_scheduler()
         self._reporter = RelayReporter(self.relay_id, self._statements, self._purge_sent)
         self._pauses: Mapping[str, PausedDestination] = {}
@@ -340,7 +333,7 @@ class Relay(Service):
             self._scheduler,
             loop,
             batch_size=self._batch_size,
-            batch_bytes=self._batch_bytes,
+            batch_bytes=self.batch_bytes,
             publish_timeout_seconds=self._publish_timeout_seconds,
             report=self._report,
             on_failure=lambda error, pause: self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._outbox, error, pause)),

@@ -97,19 +97,25 @@ def due(engine: Engine) -> int:
 
 
 @BOTH_KINDS
-def test_a_large_backlog_is_read_in_pieces(engine: Engine, start_relay: StartRelay) -> None:
+def test_a_large_backlog_is_read_in_pieces(
+    engine: Engine, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Relay, "batch_bytes", 10_000)
     broker = RecordingPublisher()
     publish(engine, *[Outgoing(OWN, b"x" * 1_000, key=f"k{number % 5}") for number in range(200)])
-    start_relay(broker, senders=1, batch_bytes=10_000)
+    start_relay(broker, senders=1)
     broker.wait_for(200)
     assert max(broker.calls) <= 10
 
 
 @BOTH_KINDS
-def test_a_message_larger_than_a_batch_is_sent_all_the_same(engine: Engine, start_relay: StartRelay) -> None:
+def test_a_message_larger_than_a_batch_is_sent_all_the_same(
+    engine: Engine, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Relay, "batch_bytes", 1)
     broker = RecordingPublisher()
     publish(engine, *[Outgoing(OWN, b"x" * 5_000) for _ in range(3)])
-    start_relay(broker, batch_bytes=1)
+    start_relay(broker)
     broker.wait_for(3)
 
 

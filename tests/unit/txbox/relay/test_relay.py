@@ -20,7 +20,6 @@ OWN = {"own": FunctionPublisher(print)}
         {"max_senders": 3},
         {"concurrency": 0},
         {"batch_size": 0},
-        {"batch_bytes": 0},
         {"max_attempts": 0},
         {"keep_sent": timedelta(0)},
         {"keep_sent": timedelta(days=99_999_999)},
