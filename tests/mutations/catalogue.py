@@ -416,7 +416,7 @@ MUTATIONS = (
         "inbox/txbox/relay/dispatcher.py",
         "self._queues.pop(key, None)",
         "self._queues.get(key)",
-        "tests/unit/txbox/relay/test_key_order.py",
+        "tests/unit/txbox/relay/test_dispatcher.py::test_a_key_that_is_stopped_hands_out_no_more",
     ),
     Mutation(
         "relay",
