@@ -195,8 +195,8 @@ MUTATIONS = (
         "conflicts",
         "a transaction runs again although its worker is to stop",
         "workers/txbox_workers/processing/deadlocks.py",
-        'raise Stopping("not run again, because nothing more is to be begun") from error',
-        "pass",
+        'raise Stopping("not run again, because nothing more is to be begun")',
+        "return",
         "tests/integration/txbox_workers/test_stop.py::test_stop_does_not_wait_for_a_pause_between_runs_of_a_transaction",
     ),
     # --- attempts and backoff ----------------------------------------------------------------------------------------

@@ -206,11 +206,14 @@ class ConflictRetries:
             except Exception as error:
                 if runs == TRANSACTION_RUNS or not self._may_run_again(error, runs, len(deliveries), mode, begun):
                     raise
-                if self._context.stopping.wait(RETRY_BACKOFF.seconds(runs)):
-                    raise Stopping("not run again, because nothing more is to be begun") from error
+                self._pause(runs)
             else:
                 self._report(self._selector.committed(len(deliveries), time.monotonic() - begun))
                 return done
+
+    def _pause(self, runs: int) -> None:
+        if self._context.stopping.wait(RETRY_BACKOFF.seconds(runs)):
+            raise Stopping("not run again, because nothing more is to be begun")
 
     def _may_run_again(self, error: Exception, run: int, messages: int, mode: TransactionMode, begun: float) -> bool:
         """Report a conflict, and return whether another run may succeed."""
