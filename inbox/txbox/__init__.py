@@ -18,10 +18,8 @@
         outbox.publish(session, queue_url, order.as_json(), key=order.customer)
 """
 
-from txbox.coroutines import AsyncInbox, AsyncOutbox
-from txbox.dead_letters import DeadLetter, DeadLetters, Reason
-from txbox.dead_letters.failures import Failures
-from txbox.effects import SqlEffect
+from typing import TYPE_CHECKING
+
 from txbox.errors import (
     BrokerError,
     EffectFailed,
@@ -51,11 +49,36 @@ from txbox.errors import (
     TransactionTimedOut,
     TxboxError,
 )
-from txbox.inbox.inbox import Inbox, Recorded
-from txbox.leases.idempotency import idempotent
+from txbox.lazy_names import lazy_names
 from txbox.message import Identify, Message, identify
-from txbox.outbox.outbox import Outbox, Outgoing
 from txbox.outcome import Outcome
+
+if TYPE_CHECKING:
+    from txbox.coroutines import AsyncInbox, AsyncOutbox
+    from txbox.dead_letters import DeadLetter, DeadLetters, Reason
+    from txbox.dead_letters.failures import Failures
+    from txbox.effects import SqlEffect
+    from txbox.inbox.inbox import Inbox, Recorded
+    from txbox.leases.idempotency import idempotent
+    from txbox.outbox.outbox import Outbox, Outgoing
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "AsyncInbox": "txbox.coroutines.inbox",
+            "AsyncOutbox": "txbox.coroutines.outbox",
+            "DeadLetter": "txbox.dead_letters.letter",
+            "DeadLetters": "txbox.dead_letters.dead_letters",
+            "Failures": "txbox.dead_letters.failures",
+            "Inbox": "txbox.inbox.inbox",
+            "Outbox": "txbox.outbox.outbox",
+            "Outgoing": "txbox.outbox.outbox",
+            "Reason": "txbox.dead_letters.letter",
+            "Recorded": "txbox.inbox.inbox",
+            "SqlEffect": "txbox.effects.sql_effect",
+            "idempotent": "txbox.leases.idempotency",
+        },
+    )
 
 __version__ = "0.1.0"
 

@@ -38,10 +38,10 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import ExecutableDDLElement, SchemaItem
 from sqlalchemy.sql.compiler import DDLCompiler
+from sqlalchemy.types import TypeEngine
 
 __all__ = [
     "TABLE_NAMES",
@@ -233,8 +233,8 @@ def _dead_letter() -> list[SchemaItem]:
         Column("source", Text, nullable=False),
         Column("body", LargeBinary, nullable=False, comment="as the broker delivered it"),
         Column("body_hash", LargeBinary, nullable=False, comment="SHA-256 of body"),
-        Column("headers", JSONB, nullable=False),
-        Column("envelope", JSONB, nullable=False, comment="what the broker needs to send it again"),
+        Column("headers", _jsonb(), nullable=False),
+        Column("envelope", _jsonb(), nullable=False, comment="what the broker needs to send it again"),
         _now("parked_at"),
         _time("redriven_at"),
         _json("history", "the last attempts that counted, oldest first: when, at which delivery, and why", "[]"),
@@ -268,12 +268,12 @@ def _bulk_load() -> list[SchemaItem]:
         Column("digest", LargeBinary, nullable=False, comment="SHA-256 of what a resumed run must find again"),
         Column("writer", Text, nullable=False),
         Column("chunks", Integer, nullable=False),
-        Column("bounds", JSONB, nullable=False, comment="the first message id of each chunk but the first"),
+        Column("bounds", _jsonb(), nullable=False, comment="the first message id of each chunk but the first"),
         _number("attempts", "how often it was begun; names the staging table", default=1),
         Column("staging_table", Text, comment="the complete staging table, of writer jdbc"),
         Column("rows_read", BigInteger),
         Column("rows_rejected", BigInteger),
-        Column("rejected_sample", JSONB),
+        Column("rejected_sample", _jsonb()),
         Column("error", Text, comment="why the last attempt ended"),
         _now("started_at"),
         _now("heartbeat_at"),
@@ -298,7 +298,7 @@ def _bulk_load_chunk() -> list[SchemaItem]:
         _count("already_processed"),
         _count("parked", "of those already processed: events that wait as dead letters, and are not processed"),
         _count("applied"),
-        Column("rejected_sample", JSONB),
+        Column("rejected_sample", _jsonb()),
         _now("merged_at"),
         _count("expired", "events behind the horizon: not applied, and not parked"),
     ]
@@ -327,7 +327,7 @@ def _outbox_message() -> list[SchemaItem]:
         Column("message_id", BYTEWISE, nullable=False),
         Column("destination", Text, nullable=False),
         Column("key", Text, comment="messages of one key keep their order"),
-        Column("headers", JSONB, nullable=False),
+        Column("headers", _jsonb(), nullable=False),
         Column("body", LargeBinary, nullable=False),
         _now("published_at"),
         _time("due_at", "not before; null: at once"),
@@ -356,7 +356,7 @@ def _outbox_sent() -> list[SchemaItem]:
         Column("position", BigInteger, primary_key=True, autoincrement=False),
         Column("destination", Text, nullable=False),
         Column("key", Text),
-        Column("headers", JSONB, nullable=False),
+        Column("headers", _jsonb(), nullable=False),
         Column("body", LargeBinary, nullable=False),
         Column("published_at", DateTime(timezone=True), nullable=False),
         _now("sent_at"),
@@ -476,7 +476,7 @@ def _dead_letter_operation() -> list[SchemaItem]:
     return [
         Column("operation_id", BigInteger, Identity(always=True), primary_key=True),
         Column("kind", Text, nullable=False),
-        Column("filter", JSONB, nullable=False, comment="by which the letters were selected"),
+        Column("filter", _jsonb(), nullable=False, comment="by which the letters were selected"),
         _json("options"),
         Column("note", Text),
         Column("requested_by", Text, nullable=False),
@@ -567,7 +567,7 @@ def _archive() -> list[SchemaItem]:
         _id("location"),
         Column("archive_id", Text, nullable=False, comment="is in the folder, too: another one is not taken for it"),
         _time("archived_upto", "what was sent or processed before it is there; null: nothing is"),
-        Column("pending", JSONB, comment="days that are written, and are being put in place"),
+        Column("pending", _jsonb(), comment="days that are written, and are being put in place"),
         _now("begun_at"),
         _time("archived_at", "when it got on last"),
     ]
@@ -584,7 +584,7 @@ def _kept_response() -> list[SchemaItem]:
         kept_at,
         Column("fingerprint", LargeBinary, nullable=False, comment="SHA-256 of the request"),
         Column("status", Integer, nullable=False),
-        Column("headers", JSONB, nullable=False, comment="names and values, in order"),
+        Column("headers", _jsonb(), nullable=False, comment="names and values, in order"),
         Column("body", LargeBinary, nullable=False),
     ]
 
@@ -593,8 +593,14 @@ def _id(name: str) -> Column[Any]:
     return Column(name, BYTEWISE, primary_key=True)
 
 
+def _jsonb() -> TypeEngine[Any]:
+    from sqlalchemy.dialects.postgresql import JSONB  # it brings the dialects of all drivers along
+
+    return JSONB()
+
+
 def _json(name: str, comment: str | None = None, default: str = "{}") -> Column[Any]:
-    return Column(name, JSONB, nullable=False, server_default=text(f"'{default}'::jsonb"), comment=comment)
+    return Column(name, _jsonb(), nullable=False, server_default=text(f"'{default}'::jsonb"), comment=comment)
 
 
 def _number(name: str, comment: str | None = None, default: int = 0) -> Column[Any]:

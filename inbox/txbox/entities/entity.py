@@ -44,13 +44,13 @@ from sqlalchemy import (
 from sqlalchemy import text as sql_text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.exc import NoInspectionAvailable
-from sqlalchemy.orm import InstrumentedAttribute, Mapped, Mapper, Session, mapped_column, scoped_session
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, Mapper, mapped_column
 
 from txbox.entities.event_ids import EventId, check_kind, valid_event_id, valid_source
 from txbox.errors import EntityMissing, InvalidConfiguration, TxboxError
 from txbox.message import valid_message_id
 from txbox.postgres.drivers.psycopg_connection import is_psycopg
-from txbox.postgres.transactions import ConnectionOrSession, in_transaction, refuse_for_coroutines
+from txbox.postgres.transactions import ConnectionOrSession, in_transaction, is_session, refuse_for_coroutines
 
 MAX_KEPT = 10_000
 """Ids of a row at most. Every update writes all of them anew; some hundreds are cheap."""
@@ -260,7 +260,7 @@ class _Row:
     def _connection(self, connection_or_session: ConnectionOrSession) -> Connection:
         if isinstance(connection_or_session, psycopg.Connection) or is_psycopg(connection_or_session):
             raise TypeError("mapped classes need a Connection or Session of SQLAlchemy, not a connection of psycopg")
-        if not isinstance(connection_or_session, Session | scoped_session):
+        if not is_session(connection_or_session):
             return in_transaction(connection_or_session)
         refuse_for_coroutines(connection_or_session, self._mapper)
         if connection_or_session.autoflush:  # as the session does before an UPDATE of its own
@@ -273,7 +273,7 @@ class _Row:
         synchronize_session would compute ``cents + 500`` from the object's value, which is not the row's if another
         transaction has committed since it was read.
         """
-        if isinstance(connection_or_session, Session | scoped_session):
+        if is_session(connection_or_session):
             identity = self._mapper.identity_key_from_primary_key(tuple(self._key.values()))
             instance = connection_or_session.identity_map.get(identity)
             if instance is not None and (unchanged := inspect(instance).unmodified):

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import RowMapping, Table
-from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+from sqlalchemy import Dialect, RowMapping, Table
 
 
 def array_literal(values: Sequence[str | None], *, quoted: bool = True) -> str:
@@ -70,7 +70,7 @@ def read_nothing(table: Table) -> str:
 
     It returns whether row-level security may hide rows of the table from this user.
     """
-    columns = ", ".join(_PREPARER.quote(column.name) for column in table.columns)
+    columns = ", ".join(psycopg_dialect().identifier_preparer.quote(column.name) for column in table.columns)
     return (
         f"SELECT row_security_active('{literal(quoted(table))}'::regclass) "
         f"FROM (SELECT) AS one LEFT JOIN (SELECT {columns} FROM {quoted(table)} LIMIT 0) AS nothing ON true"
@@ -84,12 +84,12 @@ def literal(name: str) -> str:
 
 def quote(name: str) -> str:
     """Return a name, quoted as Postgres and psycopg's placeholders need it."""
-    return str(_PREPARER.quote_identifier(name))
+    return str(psycopg_dialect().identifier_preparer.quote_identifier(name))
 
 
 def quoted(table: Table) -> str:
     """Return the table's name, quoted as Postgres and psycopg's placeholders need it."""
-    return str(_PREPARER.format_table(table))
+    return str(psycopg_dialect().identifier_preparer.format_table(table))
 
 
 def unescaped(name: str) -> str:
@@ -97,7 +97,13 @@ def unescaped(name: str) -> str:
     return name.replace("%%", "%")
 
 
-_PREPARER = psycopg_dialect().identifier_preparer  # type: ignore[no-untyped-call]
+@cache
+def psycopg_dialect() -> Dialect:
+    """Return SQLAlchemy's dialect for psycopg: how names are quoted, and placeholders escaped."""
+    # Imported here, as it brings those of all other drivers along.
+    from sqlalchemy.dialects.postgresql.psycopg import dialect
+
+    return dialect()  # type: ignore[no-untyped-call]
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -18,7 +18,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from typing import Any, ClassVar, Self, cast
 
@@ -53,21 +53,25 @@ class SqlFile:
         cls._file, cls._constants, cls._fragments_of = file, constants or {}, fragments_of
 
     def __init__(self, schema: str | None, prefix: str) -> None:
-        self.tables: Tables = tables(schema, prefix)
+        self._place = schema, prefix
         values = {name: str(value) for name, value in self._constants.items()}
-        for field in fields(self.tables):
-            if isinstance(table := getattr(self.tables, field.name), Table):
-                values[field.name] = quoted(table)
-        kinds: list[type[SqlFile]] = []
+        texts: dict[str, str] = {}
         kind: type[SqlFile] | None = type(self)
-        while kind is not None:
-            kinds.insert(0, kind)
-            kind = kind._fragments_of  # noqa: SLF001 - a class of this module
-        for kind in kinds:
-            for name, text in _parsed(kind.__module__.rpartition(".")[0], kind._file).items():  # noqa: SLF001 - the same
-                values[name] = _filled(text, values)
+        while kind is not None:  # fragments come before the statements that use them
+            texts = {**_parsed(kind.__module__.rpartition(".")[0], kind._file), **texts}  # noqa: SLF001 - of this module
+            kind = kind._fragments_of  # noqa: SLF001 - the same
+        if any(map(_PLACEHOLDER.search, texts.values())):  # statements without one need no dialect, and load faster
+            named = ((field.name, getattr(self.tables, field.name)) for field in fields(self.tables))
+            values |= {name: quoted(table) for name, table in named if isinstance(table, Table)}
+        for name, text in texts.items():
+            values[name] = _filled(text, values)
         for name in _annotated(type(self)):
             setattr(self, name, values[name])
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The tables that the statements are about."""
+        return tables(*self._place)
 
     @classmethod
     def load(cls, schema: str | None = None, prefix: str = "") -> Self:

@@ -4,12 +4,11 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import psycopg
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError, MissingGreenlet, UnboundExecutionError
-from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import InvalidConfiguration, NotInTransaction, RightsMissing, SchemaMissing, TableLocked
 from txbox.postgres.driver_cursor import open_cursor, run
@@ -38,10 +37,13 @@ from txbox.postgres.sqlstates import (
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
 
 T = TypeVar("T")
 
-ConnectionOrSession = Connection | Session | scoped_session[Any] | psycopg.Connection[Any] | HasPsycopgConnection
+ConnectionOrSession: TypeAlias = (
+    "Connection | Session | scoped_session[Any] | psycopg.Connection[Any] | HasPsycopgConnection"
+)
 """What holds the caller's transaction; the last is Django's connection."""
 
 AsyncConnectionOrSession: TypeAlias = (
@@ -58,7 +60,7 @@ def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
     """
     given: Any = connection_or_session
     connection: Any
-    if isinstance(given, Session | scoped_session):
+    if is_session(given):
         refuse_for_coroutines(given)  # before it begins a connection that would never be awaited
         try:
             connection = given.connection()
@@ -80,9 +82,20 @@ def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
     if connection.dialect.is_async and not in_greenlet():
         raise _for_coroutines(given)
     refuse_autocommit(connection)
-    if isinstance(given, Session | scoped_session):
+    if is_session(given):
+        from sqlalchemy.orm import scoped_session
+
         keep_to(given() if isinstance(given, scoped_session) else given, connection)
     return cast(Connection, connection)
+
+
+def is_session(given: object) -> "TypeGuard[Session | scoped_session[Any]]":
+    """Whether it is a session; without importing sqlalchemy.orm, which whoever has one has imported."""
+    if "sqlalchemy.orm" not in sys.modules:
+        return False
+    from sqlalchemy.orm import Session, scoped_session
+
+    return isinstance(given, Session | scoped_session)
 
 
 def refuse_for_coroutines(session: "Session | scoped_session[Any]", mapper: Any = None) -> None:
@@ -92,9 +105,6 @@ def refuse_for_coroutines(session: "Session | scoped_session[Any]", mapper: Any 
     """
     if "greenlet" in sys.modules and not in_greenlet() and _is_bound_to_async(session, mapper):
         raise _for_coroutines(session)
-
-
-_FOR_FUNCTIONS = (Connection, Engine, Session, scoped_session, psycopg.Connection)
 
 
 async def run_on(connection_or_session: Any, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -111,7 +121,9 @@ async def run_on(connection_or_session: Any, work: Callable[..., T], *args: Any,
     if isinstance(connection_or_session, psycopg.AsyncConnection):
         return await run_in_greenlet(work, PsycopgConnection(connection_or_session), *args, **kwargs)
     if not _is_async(connection_or_session):
-        for_functions = isinstance(connection_or_session, _FOR_FUNCTIONS)
+        for_functions = isinstance(connection_or_session, Connection | Engine | psycopg.Connection) or is_session(
+            connection_or_session
+        )
         remedy = ": for that, take the class without Async in its name" if for_functions else ""
         raise TypeError(
             "an AsyncConnection or AsyncSession of SQLAlchemy, or an AsyncConnection of psycopg, is needed, not "

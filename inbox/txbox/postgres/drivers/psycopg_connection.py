@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+from sqlalchemy import Dialect
 
 from txbox.postgres.drivers.greenlets import wait_for
 from txbox.postgres.drivers.own_adapters import OwnAsyncCursor, OwnCursor
+from txbox.postgres.sql import psycopg_dialect
 
 
 class Rows:
@@ -48,14 +49,16 @@ class PsycopgConnection:
         connection: itself: what SQLAlchemy's connection has there has the driver's connection.
         dbapi_connection: psycopg's.
         driver_connection: the same.
-        dialect: how statements are written for it.
     """
 
     def __init__(self, driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> None:
         self.dbapi_connection = self.driver_connection = driver
         self.connection = self
 
-    dialect = psycopg_dialect()  # type: ignore[no-untyped-call]
+    @property
+    def dialect(self) -> Dialect:
+        """How statements are written for it."""
+        return psycopg_dialect()
 
     @property
     def info(self) -> dict[str, Any]:

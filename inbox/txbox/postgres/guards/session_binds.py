@@ -5,13 +5,15 @@ that we open work on one connection. Of a session that the host has opened, ``ke
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import UnboundExecutionError
-from sqlalchemy.orm import Session
 
 from txbox.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 
 def refuse_two_phases(factory: object, name: str) -> None:
@@ -31,7 +33,7 @@ def refuse_other_schemas(factory: object, engine: Any, name: str) -> None:
         _refuse_other_schemas(name, own, _schemas_of(engine))
 
 
-def bind_to(session: Session, target: Connection | Engine) -> None:
+def bind_to(session: "Session", target: Connection | Engine) -> None:
     """Have a session work on one connection wherever it would open one of the same engine, and refuse to open others.
 
     What a session does over another connection commits by itself: a handler's effects without its message, or not at
@@ -64,7 +66,7 @@ def bind_to(session: Session, target: Connection | Engine) -> None:
     own.get_bind = get_bind
 
 
-def bind_to_own(session: Session, name: str) -> Connection | Engine:
+def bind_to_own(session: "Session", name: str) -> Connection | Engine:
     """Have a session work on one connection of its own engine, see ``bind_to``; return that engine, or connection.
 
     It is what the session opens a connection of where no class is named, or else the only engine of its ``binds``.
@@ -102,7 +104,7 @@ def _refuse_other_schemas(name: str, own: Mapping[Any, Any], ours: Mapping[Any, 
         )
 
 
-def keep_to(session: Session, connection: Connection) -> None:
+def keep_to(session: "Session", connection: Connection) -> None:
     """Have a session refuse to work over other connections in the transaction in which we write over this one.
 
     Args:
@@ -123,16 +125,18 @@ def keep_to(session: Session, connection: Connection) -> None:
     session.info[_WRITTEN] = (transaction, connection)
 
 
-def _chooses(session: Session) -> bool:
+def _chooses(session: "Session") -> bool:
     """Whether a session may have more than one engine."""
+    from sqlalchemy.orm import Session
+
     return bool(_binds(session)) or type(session).get_bind is not Session.get_bind
 
 
-def _binds(session: Session) -> Mapping[Any, Engine | Connection]:
+def _binds(session: "Session") -> Mapping[Any, Engine | Connection]:
     return getattr(session, "binds", None) or getattr(session, "_Session__binds", None) or {}  # 2.1, 2.0
 
 
-def _refuse_others(session: Session, _: object, connection: Connection) -> None:
+def _refuse_others(session: "Session", _: object, connection: Connection) -> None:
     transaction, written = session.info[_WRITTEN]
     if session.get_transaction() is transaction:
         _refuse_second(written, connection)
