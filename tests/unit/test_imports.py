@@ -47,3 +47,22 @@ def test_lazy_names_are_names_like_others() -> None:
     star = "from txbox import *; print(Inbox.__name__)"
     ended = subprocess.run([sys.executable, "-c", star], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "Inbox\n"
+
+
+PROGRAM = FRAMEWORKS | DRIVERS | {"alembic", "psycopg", "pydantic_settings", "sqlalchemy", "txbox_migrations"}
+
+HEAVY = {"bulk-load", "reconcile"}
+
+
+def help_loads(*path: str) -> set[str]:
+    """Which modules ``txbox … --help`` loads."""
+    program = f"from txbox_cli.app import run; assert run({[*path, '--help']!r}) == 0; import sys\n"
+    program += "print(*sys.modules, file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return set(ended.stderr.split())
+
+
+def test_the_help_of_the_program_loads_no_command() -> None:
+    loaded = help_loads()
+    assert loaded & PROGRAM == set()
+    assert [name for name in loaded if name.startswith("txbox_cli.commands.")] == []

@@ -15,10 +15,11 @@ def main() -> None:
     """Run ``txbox`` with the arguments of this process, and exit."""
     try:
         from txbox.errors import ExtraMissing
-        from txbox.extras import needs
+        from txbox.extras import require
 
-        with needs("cli"):
-            from txbox_cli.app import run
+        require("cli")  # a command imports what it uses as it runs
+        from txbox_cli.app import run
+
         status = run()
     except KeyboardInterrupt:  # while this is imported, or once more while the command ends
         status = 130

@@ -2,32 +2,13 @@
 
 import logging
 import sys
-from functools import cache
 from typing import Annotated, Protocol, runtime_checkable
 
 import typer
-from typer.core import TyperGroup
 
 import txbox
-from txbox.instrumentation.json_logs import JsonFormatter
-from txbox.postgres.urls import DATABASE_URL_VARIABLE
-from txbox_cli.commands import (
-    archive,
-    audit,
-    db,
-    dead_letters,
-    demo,
-    dev,
-    loads,
-    outbox,
-    reconcile,
-    relay,
-    status,
-)
-from txbox_cli.commands.operate import dashboard, exporter, maintain, pause
-from txbox_cli.commands.worker import schema, worker
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
-from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE, Commands
+from txbox_cli.options import DATABASE_URL_VARIABLE, PREFIX_VARIABLE, SCHEMA_VARIABLE, Commands
 from txbox_cli.output import printable
 
 INTERRUPTED = 130
@@ -38,9 +19,6 @@ DEFAULT_LOG_LEVEL = "WARNING"
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 LOG_FORMATS = ("text", "json")
-
-ANYWHERE = ("debug", "log_level", "log_format")
-"""Options of the program that may stand after a command as well."""
 
 # \b keeps the lines of a paragraph as they are.
 EPILOGUE = f"""\b
@@ -63,31 +41,28 @@ app = Commands(
     name="txbox",
     help="Process every message exactly once in effect, with nothing but the Postgres you already have.",
     epilog=EPILOGUE,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its panels break lines in the middle of a paragraph, and cut long words off
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# A short help is one line of the list of commands at 80 columns.
-app.command("demo", short_help="See it count to the cent while workers are killed.")(demo.demo)
-app.command("dev", short_help="Start a PostgreSQL and a local AWS of your own.")(dev.dev)
-app.command("worker")(worker)
-app.command("schema", short_help="Print the JSON Schema of a message type.")(schema)
-app.command("relay", short_help="Send what the outbox holds.")(relay.relay)
-app.command("maintain", short_help="Forget what was kept long enough.")(maintain.maintain)
-app.command("status", short_help="Show what is processed, waits, is parked, blocks.")(status.status)
-app.command("dashboard", short_help="Show all of that in a browser, live.")(dashboard.dashboard)
-app.command("exporter", short_help="Serve all of that to Prometheus.")(exporter.exporter)
-app.command("pause", short_help="Have workers or relays leave something alone.")(pause.pause)
-app.command("resume", short_help="End a pause.")(pause.resume)
-app.late("bulk-load", "txbox_cli.commands.bulk_load:bulk_load", short_help="Apply events from files once, by Spark.")
-app.command("audit", short_help="Prove that all that was sent is processed.")(audit.audit)
-app.command("archive", short_help="Move old days to Parquet, by Spark.")(archive.archive)
-app.command("reconcile", short_help="Compare an archive of events with the inbox.")(reconcile.reconcile)
-app.add_typer(db.app, name="db")
-app.add_typer(dead_letters.app, name="dead-letters", short_help="Look at parked messages, send them again.")
-app.add_typer(loads.app, name="loads", short_help="Look at bulk loads, finish and forget them.")
-app.add_typer(outbox.app, name="outbox", short_help="Look up what was sent, and send it again.")
+_COMMANDS = "txbox_cli.commands"
+app.later("demo", f"{_COMMANDS}.demo", "See it count to the cent while workers are killed.")
+app.later("dev", f"{_COMMANDS}.dev", "Start a PostgreSQL and a local AWS of your own.")
+app.later("worker", f"{_COMMANDS}.worker.command", "Run a worker until SIGTERM or Ctrl-C, then drain it.")
+app.later("schema", f"{_COMMANDS}.worker.schema", "Print the JSON Schema of a message type.")
+app.later("relay", f"{_COMMANDS}.relay", "Send what the outbox holds.")
+app.later("maintain", f"{_COMMANDS}.operate.maintain", "Forget what was kept long enough.")
+app.later("status", f"{_COMMANDS}.status", "Show what is processed, waits, is parked, blocks.")
+app.later("dashboard", f"{_COMMANDS}.operate.dashboard", "Show all of that in a browser, live.")
+app.later("exporter", f"{_COMMANDS}.operate.exporter", "Serve all of that to Prometheus.")
+app.later("pause", f"{_COMMANDS}.operate.pause", "Have workers or relays leave something alone.")
+app.later("resume", f"{_COMMANDS}.operate.pause", "End a pause.")
+app.later("bulk-load", f"{_COMMANDS}.bulk_load", "Apply events from files once, by Spark.")
+app.later("audit", f"{_COMMANDS}.audit", "Prove that all that was sent is processed.")
+app.later("archive", f"{_COMMANDS}.archive", "Move old days to Parquet, by Spark.")
+app.later("reconcile", f"{_COMMANDS}.reconcile", "Compare an archive of events with the inbox.")
+app.later("db", f"{_COMMANDS}.db", "Create, change and check the tables.", attribute="app")
+app.later("dead-letters", f"{_COMMANDS}.dead_letters", "Look at parked messages, send them again.", attribute="app")
+app.later("loads", f"{_COMMANDS}.loads", "Look at bulk loads, finish and forget them.", attribute="app")
+app.later("outbox", f"{_COMMANDS}.outbox", "Look up what was sent, and send it again.", attribute="app")
 
 
 def _log_from(level: str | None) -> None:
@@ -103,6 +78,8 @@ def _log_as(form: str | None) -> None:
         return
     if form.lower() not in LOG_FORMATS:
         raise UsageError(f"--log-format must be one of {', '.join(LOG_FORMATS)}, not {form}")
+    from txbox.instrumentation.json_logs import JsonFormatter
+
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter(mask) if form.lower() == "json" else _MaskingFormatter(TEXT_FORMAT))
 
@@ -141,21 +118,6 @@ def _options(
         raise typer.Exit
 
 
-@cache
-def _program() -> TyperGroup:
-    """Build the program; what may stand anywhere becomes an option of every command."""
-    program = typer.main.get_command(app)
-    assert isinstance(program, TyperGroup)  # noqa: S101 - for the type checker
-    anywhere = [option for option in program.params if option.name in ANYWHERE]
-    below = list(program.commands.values())
-    while below:
-        command = below.pop()
-        command.params.extend(anywhere)
-        if isinstance(command, TyperGroup):
-            below.extend(command.commands.values())
-    return program
-
-
 def run(arguments: list[str] | None = None) -> int:
     """Run the program.
 
@@ -171,7 +133,7 @@ def run(arguments: list[str] | None = None) -> int:
     debug = "--debug" in given
     _log_from(DEFAULT_LOG_LEVEL)
     try:
-        status = _program().main(
+        status = typer.main.get_command(app).main(
             args=[one for one in given if one != "--debug"], prog_name="txbox", standalone_mode=False, obj=tuple(given)
         )
     except (typer.Abort, KeyboardInterrupt):

@@ -2,12 +2,13 @@
 
 import re
 import traceback
+from typing import TYPE_CHECKING
 
-import psycopg
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from txbox.errors import BrokerError, SchemaMissing, TxboxError
 
-from txbox import BrokerError, SchemaMissing, TxboxError
-from txbox.postgres.sqlstates import PREPARED_REMEDY, UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy.exc import DBAPIError
 
 
 class UsageError(TxboxError):
@@ -49,6 +50,8 @@ def masked_traceback(error: BaseException) -> str:
 
 
 def _explanation(error: BaseException) -> str:
+    from sqlalchemy.exc import SQLAlchemyError
+
     database_error = _behind(error)
     if database_error is not None:
         return _explain_database(database_error)
@@ -65,24 +68,30 @@ def _explanation(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}; this was not foreseen, --debug shows where it comes from"
 
 
-def _behind(error: BaseException) -> DBAPIError | psycopg.Error | None:
+def _behind(error: BaseException) -> "DBAPIError | psycopg.Error | None":
     """Return the database's own error where ours only says that there was one."""
+    import psycopg
+    from sqlalchemy.exc import DBAPIError
+
     current: BaseException | None = error
     while current is not None and not isinstance(current, DBAPIError | psycopg.Error):
         current = current.__cause__ if type(current) is TxboxError or not isinstance(current, TxboxError) else None
     return current
 
 
-def _explain_database(error: DBAPIError | psycopg.Error) -> str:
-    text = _one_line(str(error.orig if isinstance(error, DBAPIError) else error))
+def _explain_database(error: "DBAPIError | psycopg.Error") -> str:
+    from txbox.postgres.sqlstates import PREPARED_REMEDY, UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+
+    text = _one_line(str(getattr(error, "orig", error)))
     code = sqlstate(error)
     if code == UNDEFINED_TABLE:
         return f"{text.split(' LINE ')[0]}; create the tables with {SchemaMissing.remedy}"
     if code == UNDEFINED_COLUMN:
         return f"{text.split(' LINE ')[0]}; bring the tables up to date with {SchemaMissing.remedy}"
+    remedies = {"prepared statement": PREPARED_REMEDY, **_DATABASE_REMEDIES}
     if code is None:
-        return _with_remedy(text, _DATABASE_REMEDIES, "is the server running, and is the URL right?")
-    return _with_remedy(f"the database refused: {text}", _DATABASE_REMEDIES)
+        return _with_remedy(text, remedies, "is the server running, and is the URL right?")
+    return _with_remedy(f"the database refused: {text}", remedies)
 
 
 def _with_remedy(text: str, remedies: dict[str, str], otherwise: str = "") -> str:
@@ -100,7 +109,6 @@ _USER_IN_URL = re.compile(r"(?<=\w)(://[^/\s:@]*):(?!password@)(?=..)")
 _PASSWORD_IN_QUERY = re.compile(r"(\bpassword=)[^\s&'\"]+", re.IGNORECASE)
 
 _DATABASE_REMEDIES = {
-    "prepared statement": PREPARED_REMEDY,
     "password authentication failed": "correct the user or the password in the URL",
     "no password supplied": "put the password into the URL",
     "Connection refused": "start the server, or correct host and port in the URL",

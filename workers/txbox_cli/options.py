@@ -8,23 +8,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property, partial, wraps
+from functools import wraps
 from importlib import import_module
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
-from sqlalchemy import URL, Engine
-from sqlalchemy.exc import DBAPIError
-from typer.core import TyperCommand
+from typer.core import TyperGroup
 
-from txbox import InvalidConfiguration, NotSendable, SchemaMissing
-from txbox.postgres.urls import DATABASE_URL_VARIABLE, database_engine, database_url
+from txbox.errors import InvalidConfiguration, NotSendable, SchemaMissing
 from txbox.text import host_name
-from txbox.wire.destinations import scheme
 from txbox_cli.errors import CommandFailed, UsageError, explain
-from txbox_cli.settings import Settings
-from txbox_workers.brokers import broker_entry
 
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
+
+DATABASE_URL_VARIABLE = "TXBOX_DATABASE_URL"
 SCHEMA_VARIABLE = "TXBOX_DATABASE_SCHEMA"
 PREFIX_VARIABLE = "TXBOX_TABLE_PREFIX"
 
@@ -53,6 +51,8 @@ def checked_destination(parameter: typer.CallbackParam, text: str | None) -> str
         UsageError: it is none.
     """
     if text is not None:
+        from txbox.wire.destinations import scheme
+
         try:
             scheme(text)
         except NotSendable as error:
@@ -78,15 +78,19 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 class Database:
     """Where the tables are."""
 
-    url: URL
+    url: "URL"
     schema: str | None
     prefix: str
     options: str = ""
     """What names schema and prefix on the command line; what the environment names, the next command finds as well."""
 
     @contextmanager
-    def engine(self, **options: object) -> Iterator[Engine]:
+    def engine(self, **options: object) -> "Iterator[Engine]":
         """Open an engine for one command, with these options of ``create_engine``."""
+        from sqlalchemy.exc import DBAPIError
+
+        from txbox.postgres.urls import database_engine
+
         engine = database_engine(self.url, **options)
         try:
             yield engine
@@ -105,6 +109,8 @@ def database(url: UrlOption = None, schema: SchemaOption = None, prefix: PrefixO
     Raises:
         UsageError: neither names one, or not in a way that can be read.
     """
+    from txbox_cli.settings import Settings
+
     settings = Settings()
     text = url or (settings.database_url.get_secret_value() if settings.database_url else None)
     if not text:
@@ -131,8 +137,24 @@ class ReadBy:
     """In place of the function's own parameters."""
 
 
+ANYWHERE = ("debug", "log_level", "log_format")
+"""Options of the program that may stand after a command as well."""
+
+
 class Commands(typer.Typer):
-    """Commands, whose parameters may be read from several options (``ReadBy``)."""
+    """Commands, whose parameters may be read from several options (``ReadBy``).
+
+    A command that is added by ``later`` is imported when it is asked for: what one of them needs, the others' users do
+    not wait for, nor those of ``--help``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Make a group; the options are those of ``typer.Typer``."""
+        self.origins: dict[str, Origin] = {}
+        group = type("Group", (CommandGroup,), {"origins": self.origins})
+        # Rich's panels break lines in the middle of a paragraph, and cut long words off.
+        shown = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+        super().__init__(cls=group, **shown, **options)
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Command], Command]:
         """Register a command, as ``typer.Typer`` does."""
@@ -144,34 +166,96 @@ class Commands(typer.Typer):
 
         return add
 
-    def late(self, name: str, place: str, *, cls: Any = None, **info: Any) -> None:
-        """Register a command whose module is imported when the command is asked for; ``place`` is MODULE:NAME."""
-        stand_in: Any = partial(cls or LateCommand, place)
-        super().command(name, cls=stand_in, **info)(lambda: None)
+    def later(
+        self,
+        name: str,
+        module: str,
+        short_help: str,
+        *,
+        attribute: str = "",
+        change: Callable[[Any], object] | None = None,
+    ) -> None:
+        """Register a command, or a group of some, that is imported when it is asked for.
+
+        Args:
+            name: what it is called.
+            module: that has it.
+            short_help: one line of the list of commands at 80 columns.
+            attribute: its function or its ``Commands``, if that is not called as the command is.
+            change: is given typer's command, if this one is to differ from the function's own.
+        """
+        self.origins[name] = Origin(module, attribute or name.replace("-", "_"), short_help, change)
 
 
-class LateCommand(TyperCommand):
-    """Stands for a command that is not imported yet."""
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a command is, and what the list of commands says of it."""
 
-    def __init__(self, place: str, **info: Any) -> None:
-        super().__init__(**info)
-        self._place = place
+    module: str
+    attribute: str
+    short_help: str
+    change: Callable[[Any], object] | None = None
 
-    @cached_property
-    def whole(self) -> Any:
-        """The command itself."""
-        module, _, name = self._place.partition(":")
-        alone = Commands(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        alone.command(self.name, help=self.help, options_metavar=self.options_metavar)(
-            getattr(import_module(module), name)
+    def load(self, name: str) -> Any:
+        """Import the command, and make it one of typer's."""
+        found = getattr(import_module(self.module), self.attribute)
+        if isinstance(found, Commands):
+            group = typer.main.get_group(found)
+            group.name, group.short_help = name, self.short_help
+            return group
+        alone = Commands()
+        alone.command(name, short_help=self.short_help)(found)
+        command = typer.main.get_command(alone)
+        if self.change is not None:
+            self.change(command)
+        return command
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands, some of which are not imported yet; its own options may stand after them as well."""
+
+    origins: Mapping[str, Origin]
+
+    def __init__(self, **attributes: Any) -> None:
+        """Make it, as typer does."""
+        super().__init__(**attributes)
+        self.commands = cast(Any, LoadedCommands(self, self.commands))
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's
+        """Return the commands' names."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's
+        """Write the list of commands, without importing them."""
+        loaded = (
+            (name, self.commands[name].get_short_help_str()) for name in self.commands if name not in self.origins
         )
-        whole = typer.main.get_command(alone)
-        whole.params.extend(self.params)
-        return whole
+        with formatter.section("Commands"):
+            formatter.write_dl([*loaded, *((name, origin.short_help) for name, origin in self.origins.items())])
 
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Read the arguments as the command itself does."""
-        return self.whole.make_context(*args, **extra)
+
+class LoadedCommands(Mapping[str, Any]):
+    """The commands of a group by name: looked up, one is imported, and given the options that may stand anywhere."""
+
+    def __init__(self, group: CommandGroup, registered: Mapping[str, Any]) -> None:
+        self._group = group
+        self._registered = registered
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            origins = self._group.origins
+            command = origins[name].load(name) if name in origins else self._registered[name]
+            command.params.extend(option for option in self._group.params if option.name in ANYWHERE)
+            self._made[name] = command
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._registered
+        yield from self._group.origins
+
+    def __len__(self) -> int:
+        return len(self._registered) + len(self._group.origins)
 
 
 def with_options(command: Callable[..., Result]) -> Callable[..., Result]:
@@ -201,12 +285,14 @@ def _marks(parameter: inspect.Parameter) -> tuple[object, ...]:
 DatabaseOptions = Annotated[Database, ReadBy(database)]
 
 
-def read_url(text: str, origin: str = "--url") -> URL:
+def read_url(text: str, origin: str = "--url") -> "URL":
     """Read a database URL; ``origin`` is the option or the variable that it is from.
 
     Raises:
         UsageError: it is not the URL of a Postgres database.
     """
+    from txbox.postgres.urls import database_url
+
     try:
         return database_url(text)
     except InvalidConfiguration as error:
@@ -233,6 +319,8 @@ def checked_queue(parameter: typer.CallbackParam, text: str | None) -> str | Non
     """
     if text is None or not re.match(r"(?!https?:)[a-z][a-z0-9+.-]*:\S", text):
         return checked_queue_url(parameter, text)
+    from txbox_workers.brokers import broker_entry
+
     try:
         broker_entry(text)
     except InvalidConfiguration as error:

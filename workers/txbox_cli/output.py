@@ -6,37 +6,33 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
 
-from txbox.service import StopSignals
 from txbox_cli.signals import hangup_terminates
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
 UNFOLDED_COLUMNS = 10_000
 """Outside a terminal no line is folded."""
 
 
-def plain_console(*, stderr: bool = False) -> Console:
+def plain_console(*, stderr: bool = False) -> "Console":
     """Make a console that prints what it is given, and folds lines only in a terminal."""
+    from rich.console import Console
+
     in_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     width = None if in_terminal else UNFOLDED_COLUMNS
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
-def progress_bars(console: Console, *more: ProgressColumn) -> Progress:
+def progress_bars(console: "Console", *more: "ProgressColumn") -> "Progress":
     """Make bars for work that is counted; ``more`` stands between the count and the time."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     counted = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn())
     return Progress(*counted, *more, TimeElapsedColumn(), console=console)
 
@@ -44,6 +40,8 @@ def progress_bars(console: Console, *more: ProgressColumn) -> Progress:
 @contextmanager
 def interruptible_progress(*, quiet: bool) -> "Iterator[tuple[Progress, queue.SimpleQueue[signal.Signals | None]]]":
     """Show bars, in a terminal, for work that ends itself when the queue has a signal; ``quiet``: show none."""
+    from txbox.service import StopSignals
+
     console = plain_console(stderr=True)
     asked: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
     with hangup_terminates(), StopSignals(asked), progress_bars(console) as progress:
@@ -53,6 +51,8 @@ def interruptible_progress(*, quiet: bool) -> "Iterator[tuple[Progress, queue.Si
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows under headings; one row is one line unless a terminal is too narrow for it."""
+    from rich.table import Table
+
     table = Table(*headings, box=None, header_style="bold")
     for row in rows:
         table.add_row(*(printable(cell) for cell in row))
@@ -61,6 +61,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_counts(rows: Sequence[tuple[str, int | None, str]]) -> None:
     """Print what was counted: its name, how many (None: unknown), and a remark."""
+    from rich.table import Table
+
     table = Table(show_header=False, box=None)
     justifications: tuple[Literal["left", "right"], ...] = ("left", "right", "left")
     for justify in justifications:

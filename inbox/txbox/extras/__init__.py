@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from txbox.errors import ExtraMissing
 
-__all__ = ["MODULES", "needs"]
+__all__ = ["MODULES", "needs", "require"]
 
 MODULES = {
     "aws": ("boto3", "botocore"),
@@ -18,7 +19,14 @@ MODULES = {
     "prometheus": ("prometheus_client",),
     "spark": ("pandas", "py4j", "pyarrow", "pyspark"),
 }
-"""The modules that an extra brings, of those that are imported under ``needs``."""
+"""The modules that an extra brings, of those that our code imports."""
+
+
+def require(extra: str) -> None:
+    """Raise ``ExtraMissing`` unless the extra's modules are there; none of them is imported."""
+    for name in MODULES[extra]:
+        if find_spec(name) is None:
+            raise ExtraMissing(extra, name)
 
 
 @contextmanager

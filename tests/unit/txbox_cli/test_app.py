@@ -14,7 +14,7 @@ import typer
 import txbox as library
 from support.program import Ended
 from txbox.instrumentation.json_logs import JsonFormatter
-from txbox_cli import app, options
+from txbox_cli import app, settings
 from txbox_cli.settings import Settings
 
 Txbox = Callable[..., Ended]
@@ -231,7 +231,7 @@ def test_what_was_not_foreseen_is_one_line_too(txbox: Txbox, monkeypatch: pytest
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("postgresql://u:hunter2@127.0.0.1/x divided\nby zero")
 
-    monkeypatch.setattr(options, "Settings", broken)
+    monkeypatch.setattr(settings, "Settings", broken)
     txbox("status").failed_in_one_line(
         1, "ZeroDivisionError: postgresql://u:***@127.0.0.1/x divided by zero", "--debug"
     )
@@ -245,7 +245,7 @@ def test_an_interrupt_is_told_as_shells_do(
     def interrupted(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(options, "Settings", interrupted)
+    monkeypatch.setattr(settings, "Settings", interrupted)
     txbox("status").failed_in_one_line(130, "interrupted")
 
 

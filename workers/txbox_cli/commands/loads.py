@@ -10,7 +10,7 @@ import typer
 from txbox.loads import BulkLoad, BulkLoads, LoadState
 from txbox.status import find_blocked_loads
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import Commands, Database, DatabaseOptions, JsonOption, LateCommand, read_moment
+from txbox_cli.options import Commands, Database, DatabaseOptions, JsonOption, read_moment
 from txbox_cli.output import counted, print_counts, print_json, print_table, printable
 
 ERROR_CHARACTERS = 100
@@ -144,16 +144,18 @@ def _finish(load: BulkLoad, db: Database) -> str:
     )
 
 
-class ResumeCommand(LateCommand):
-    """`txbox bulk-load`, with the run that is to be finished before the paths."""
+def _take_run(command: Any) -> None:
+    """Have `txbox bulk-load` take the run that is to be finished before the paths."""
+    read = command.make_context
 
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Read the arguments as `txbox bulk-load` does, and take RUN from the paths."""
-        context = super().make_context(*args, **extra)
+    def make_context(*args: Any, **extra: Any) -> Any:
+        context = read(*args, **extra)
         if not context.params["paths"]:
             raise UsageError("name the run: txbox loads resume RUN PATH...")
         context.params["resume"], *context.params["paths"] = context.params["paths"]
         return context
+
+    command.make_context, command.help, command.options_metavar = make_context, RESUME, "[OPTIONS] RUN"
 
 
 RESUME = """Finish a run, as `txbox bulk-load --resume RUN` does; RUN stands before the paths.
@@ -254,12 +256,11 @@ def run_to_resume(db: Database, start: str) -> str:
 app = Commands(help="Look at the runs of bulk loads, finish them, forget them.")
 app.command("list", short_help="List runs, the last begun first.")(list_loads)
 app.command("show", short_help="Show one run whole, and how to finish it.")(show)
-app.late(
+app.later(
     "resume",
-    "txbox_cli.commands.bulk_load:bulk_load",
-    cls=ResumeCommand,
-    help=RESUME,
-    options_metavar="[OPTIONS] RUN",
-    short_help="Finish a run that was stopped or has failed.",
+    "txbox_cli.commands.bulk_load",
+    "Finish a run that was stopped or has failed.",
+    attribute="bulk_load",
+    change=_take_run,
 )
 app.command("forget", short_help="Delete runs from the ledger.")(forget)
