@@ -152,9 +152,13 @@ class Commands(typer.Typer):
         """Make a group; the options are those of ``typer.Typer``."""
         self.origins: dict[str, Origin] = {}
         group = type("Group", (CommandGroup,), {"origins": self.origins})
-        # Rich's panels break lines in the middle of a paragraph, and cut long words off.
-        shown = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
-        super().__init__(cls=group, **shown, **options)
+        super().__init__(
+            cls=group,
+            add_completion=False,
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,  # its panels break lines in the middle of a paragraph, and cut long words off
+            **options,
+        )
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Command], Command]:
         """Register a command, as ``typer.Typer`` does."""

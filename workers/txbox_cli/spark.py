@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, TextColumn
 
-from txbox import InvalidConfiguration
-from txbox.effects import Upsert
-from txbox.postgres.transactions import check_table
-from txbox.schema import tables
+from txbox.errors import InvalidConfiguration
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database, ReadBy
 from txbox_cli.output import plain_console, progress_bars, span
-from txbox_cli.settings import is_submitted, uses_hadoop
 from txbox_cli.signals import ended_in_time, interrupted_plainly, seen_as_interrupt
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from txbox.effects import Upsert
     from txbox_spark import EventSource, JobProgress
 
 PathsArgument = Annotated[
@@ -175,7 +173,7 @@ def check_before_spark(
     master: str | None,
     *,
     ledger: bool,
-    upsert: Upsert | None = None,
+    upsert: "Upsert | None" = None,
 ) -> None:
     """Check what can be checked before Spark starts, which takes long.
 
@@ -204,12 +202,17 @@ def check_before_spark(
                     except InvalidConfiguration as error:
                         raise UsageError(f"--upsert-into: {error}") from error
         else:
+            from txbox.postgres.transactions import check_table
+            from txbox.schema import tables
+
             with engine.connect() as connection:
                 check_table(connection, tables(db.schema, db.prefix).processed_message)
 
 
 def _reads_this_machine(master: str | None) -> bool:
     """Whether paths are of this machine: on a cluster, one without a scheme may be of a distributed file system."""
+    from txbox_cli.settings import is_submitted, uses_hadoop
+
     return (master is None or master.startswith("local")) and not (is_submitted() or uses_hadoop())
 
 
@@ -299,6 +302,8 @@ def progress_display(run: CurrentRun, *, silent: bool = False) -> "Iterator[Call
     if silent or not console.is_terminal:
         yield shown_by((lambda _: None) if silent else _Lines())
         return
+    from rich.progress import TextColumn
+
     with progress_bars(console, TextColumn("{task.fields[remark]}")) as progress:
         yield shown_by(_Bars(progress))
 
@@ -325,7 +330,7 @@ class _Lines:
 class _Bars:
     """A bar for each stage; the one before is complete when the next one begins."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: "Progress") -> None:
         self._progress = progress
         self._tasks: dict[str, Any] = {}
         self._last: tuple[str, int] = ("", 0)

@@ -4,13 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txbox.postgres.transactions import check_table
-from txbox.schema import tables
 from txbox_cli import spark
 from txbox_cli.errors import CommandFailed
 from txbox_cli.options import Database, DatabaseOptions, JsonOption, read_span
 from txbox_cli.output import counted, print_json
-from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
@@ -46,6 +43,7 @@ def archive(
     _check(db)
     if release:
         return _release(folder, db)
+    from txbox_cli.settings import is_submitted
     from txbox_spark import archive as move
 
     with (
@@ -71,6 +69,8 @@ def archive(
 
 def _check(db: Database) -> None:
     """Check what can be checked before Spark starts, which takes long."""
+    from txbox.postgres.transactions import check_table
+    from txbox.schema import tables
     from txbox_spark.runtime.session import require_pyspark
 
     require_pyspark()

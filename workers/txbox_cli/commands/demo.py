@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import read_url
 from txbox_cli.output import plain_console, print_counts, progress_bars
-from txbox_cli.settings import aws_endpoint
 from txbox_cli.signals import terminated_as_interrupt
 from txbox_demo.purchases import TOTAL_PURCHASES
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from txbox_demo.checker import Report
     from txbox_demo.dashboard_pages import DashboardPages
     from txbox_demo.run import Plan
@@ -61,6 +61,7 @@ def demo(
     With --dashboard, pages on this machine show the run while it goes on: their URL is printed at the start. In a
     terminal they stay at the end, with everything else, until Ctrl-C.
     """
+    from txbox_cli.settings import aws_endpoint
     from txbox_demo.run import Plan, run_demo
 
     if url is not None:
@@ -129,7 +130,7 @@ def _require_spark() -> None:
 class _Shown:
     """On a terminal four bars; elsewhere a line for each stage, and one now and then."""
 
-    def __init__(self, bars: Progress | None, plan: "Plan") -> None:
+    def __init__(self, bars: "Progress | None", plan: "Plan") -> None:
         self._bars, self._stage, self._next_at = bars, "", 0.0
         totals = dict.fromkeys(("placed", "billed", "notified"), plan.purchases) | {"killed": plan.kills}
         self._tasks = {name: bars.add_task(name, total=total) for name, total in totals.items()} if bars else {}
@@ -148,7 +149,7 @@ class _Shown:
             self._next_at = now + SECONDS_PER_LINE
 
 
-def _print_result(console: Console, report: "Report") -> None:
+def _print_result(console: "Console", report: "Report") -> None:
     _print_report(console, report)
     if not report.exact:
         console.print("\nNOT EXACT: what is wrong is listed above, in capitals", style="bold")
@@ -158,7 +159,7 @@ def _print_result(console: Console, report: "Report") -> None:
     console.print("next: `txbox dev` starts servers for a service of yours; see docs/getting-started.md")
 
 
-def _print_report(console: Console, report: "Report") -> None:
+def _print_report(console: "Console", report: "Report") -> None:
     wrong = {what: ids for what, ids in report.wrong.items() if ids}
     verdict = "THE ACCOUNTS ARE WRONG" if "accounts" in wrong else "every customer is right to the cent"
     if any(what.startswith("mails") for what in wrong):

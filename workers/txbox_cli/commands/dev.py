@@ -12,7 +12,6 @@ import typer
 
 from txbox_cli.errors import UsageError
 from txbox_cli.output import print_json
-from txbox_cli.settings import lead_boto3_to
 
 
 def dev(
@@ -47,6 +46,7 @@ def dev(
 
     # isort: split
     from txbox_aws.sqs import create_queue
+    from txbox_cli.settings import lead_boto3_to
     from txbox_migrations import upgrade_database
 
     for name in queues or ():

@@ -4,12 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txbox.audit.report import COUNTS
 from txbox_cli import spark
 from txbox_cli.errors import UsageError
 from txbox_cli.options import DatabaseOptions, JsonOption
 from txbox_cli.output import print_counts, print_json, printable
-from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
@@ -43,6 +41,7 @@ def reconcile(
     """
     if events.source is not None and fields is not None:
         raise UsageError("--fields is of files; a --source has its own columns")
+    from txbox_cli.settings import is_submitted
     from txbox_spark import reconcile as compare
 
     spark.check_before_spark(db, events, master, ledger=False)
@@ -72,6 +71,8 @@ def reconcile(
 
 
 def _print(found: "Reconciliation") -> None:
+    from txbox.audit.report import COUNTS
+
     others = {"parked": found.parked, "expired": found.expired, "discarded": found.discarded}
     rows = [
         ("archived", found.archived, "different ids in the archive"),

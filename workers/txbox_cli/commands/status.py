@@ -5,21 +5,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txbox.leases.status import LeaseStatus, LedgerStatus
-from txbox.outbox.snapshot_holders import SnapshotHolder
-from txbox.outbox.status import DestinationStatus, OutboxStatus, RelayStatus
-from txbox.pauses import Pause
-from txbox.postgres.sqlstates import CONFLICTS
-from txbox.status import ArchiveStatus, HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus, read_status
 from txbox_cli.errors import mask
 from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue
 from txbox_cli.output import counted, print_json, print_table, printable, span
 from txbox_cli.watch import watch
 from txbox_workers.brokers import broker_of
+
+if TYPE_CHECKING:
+    from txbox.leases.status import LeaseStatus, LedgerStatus
+    from txbox.outbox.snapshot_holders import SnapshotHolder
+    from txbox.outbox.status import DestinationStatus, OutboxStatus, RelayStatus
+    from txbox.pauses import Pause
+    from txbox.status import ArchiveStatus, HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus
 
 ERROR_CHARACTERS = 60
 """Of an error in the table of destinations; `--json` has more of it."""
@@ -62,6 +63,8 @@ def status(
 
     And what has kept Postgres from cleaning up its tables for more than a minute.
     """
+    from txbox.status import read_status
+
     with db.engine() as engine:
 
         def read() -> Callable[[], None]:
@@ -82,7 +85,7 @@ class _Others:
     """What is not in the database: a queue's backlog, and leases in DynamoDB; None where nothing was asked."""
 
     queue: Mapping[str, int] | None
-    lease_table: LeaseStatus | None
+    lease_table: "LeaseStatus | None"
 
 
 def _read_others(queue_url: str | None, lease_table: str | None, *, exact: bool) -> _Others:
@@ -97,14 +100,14 @@ def _read_others(queue_url: str | None, lease_table: str | None, *, exact: bool)
     return _Others(backlog, in_dynamodb)
 
 
-def _print_as_json(found: Status, others: _Others, *, one_line: bool) -> None:
+def _print_as_json(found: "Status", others: _Others, *, one_line: bool) -> None:
     values = found.as_dict()
     _mask_errors(values["outbox"])
     values |= {name: value for name, value in asdict(others).items() if value is not None}
     print_json(values, one_line=one_line)
 
 
-def _print(found: Status, others: _Others, *, every: bool) -> None:
+def _print(found: "Status", others: _Others, *, every: bool) -> None:
     if found.subscribers:
         headings = ("subscriber", "processed", "last", "retrying", "dead letters")
         print_table(headings, [_subscriber(line) for line in found.subscribers])
@@ -131,7 +134,9 @@ def _print(found: Status, others: _Others, *, every: bool) -> None:
         typer.echo("queue: " + ", ".join(f"{count:,} {what}" for what, count in others.queue.items()))
 
 
-def _conflict(conflict: HandlerConflict) -> str:
+def _conflict(conflict: "HandlerConflict") -> str:
+    from txbox.postgres.sqlstates import CONFLICTS
+
     had = counted(conflict.conflicts, CONFLICTS.get(conflict.sqlstate, conflict.sqlstate))
     relation = f" on {conflict.relation}" if conflict.relation else ""
     return (
@@ -140,12 +145,12 @@ def _conflict(conflict: HandlerConflict) -> str:
     )
 
 
-def _held(line: SubscriberStatus) -> str:
+def _held(line: "SubscriberStatus") -> str:
     since = "" if line.oldest_held_at is None else f" since {line.oldest_held_at:%Y-%m-%d %H:%M:%S}"
     return f"order: dead letters hold {counted(line.held_keys, 'key')} of {line.subscriber_id}{since}"
 
 
-def _subscriber(line: SubscriberStatus) -> tuple[str, ...]:
+def _subscriber(line: "SubscriberStatus") -> tuple[str, ...]:
     dead = ", ".join(f"{count} {reason}" for reason, count in line.dead_letters.items())
     return (
         line.subscriber_id,
@@ -156,7 +161,7 @@ def _subscriber(line: SubscriberStatus) -> tuple[str, ...]:
     )
 
 
-def _print_workers(workers: Sequence[WorkerStatus], *, every: bool) -> None:
+def _print_workers(workers: "Sequence[WorkerStatus]", *, every: bool) -> None:
     alive = [worker for worker in workers if not worker.stale]
     if shown := workers if every else alive:
         headings = (
@@ -175,7 +180,7 @@ def _print_workers(workers: Sequence[WorkerStatus], *, every: bool) -> None:
         typer.echo(_gone("worker", [worker for worker in workers if worker.stale]))
 
 
-def _worker(line: WorkerStatus) -> tuple[str, ...]:
+def _worker(line: "WorkerStatus") -> tuple[str, ...]:
     deadlocks = f" ({counted(line.deadlocks, 'deadlock')})" if line.deadlocks else ""
     return (
         f"{line.host} {line.pid}",
@@ -190,7 +195,7 @@ def _worker(line: WorkerStatus) -> tuple[str, ...]:
     )
 
 
-def _paused(pause: Pause, found: Status) -> str:
+def _paused(pause: "Pause", found: "Status") -> str:
     since = "" if pause.paused_at is None else f" since {pause.paused_at:%Y-%m-%d %H:%M:%S}"
     note = f" ({' '.join(pause.note.split())})" if pause.note else ""
     text = f"paused: {pause.kind} {pause.name}, by {pause.paused_by}{since}{note}"
@@ -204,7 +209,7 @@ def _paused(pause: Pause, found: Status) -> str:
     return f"{text}; {alive.count('drained')} of {counted(len(alive), agent)} drained"
 
 
-def _print_runway(runway: Runway) -> None:
+def _print_runway(runway: "Runway") -> None:
     if runway.horizons:
         lines = [(one.subscriber_id, _moment(one.horizon), _moment(one.oldest_at)) for one in runway.horizons]
         print_table(("forgets", "horizon", "oldest id kept, about"), lines)
@@ -242,7 +247,7 @@ def _print_runway(runway: Runway) -> None:
             typer.echo(printable(mask(f"maintenance: {task.task} is not done: {task.error}")))
 
 
-def _reach(archive: ArchiveStatus) -> str:
+def _reach(archive: "ArchiveStatus") -> str:
     if archive.archived_upto is None or archive.behind_seconds is None:
         return "nothing yet; run `txbox archive`"
     late = "; run `txbox archive`" if archive.behind_seconds > _ARCHIVE_LATE_SECONDS else ""
@@ -261,7 +266,7 @@ def _size(count: int) -> str:
     return f"{count:,.0f} TB"
 
 
-def _print_leases(leases: LeaseStatus, *, heading: str = "ledger") -> None:
+def _print_leases(leases: "LeaseStatus", *, heading: str = "ledger") -> None:
     if leases.ledgers:
         headings = (heading, "completed", "in flight", "run out", "failed", "longest")
         print_table(headings, [_ledger(line) for line in leases.ledgers])
@@ -270,12 +275,12 @@ def _print_leases(leases: LeaseStatus, *, heading: str = "ledger") -> None:
         typer.echo(f"leases{of}: about {leases.rows:,} rows; --exact counts them per subscriber")
 
 
-def _ledger(line: LedgerStatus) -> tuple[str, ...]:
+def _ledger(line: "LedgerStatus") -> tuple[str, ...]:
     counts = (f"{count:,}" for count in (line.completed, line.in_flight, line.run_out, line.failed))
     return (line.subscriber_id, *counts, "" if line.longest_seconds is None else span(line.longest_seconds))
 
 
-def _print_outbox(outbox: OutboxStatus, *, every: bool) -> None:
+def _print_outbox(outbox: "OutboxStatus", *, every: bool) -> None:
     if outbox.destinations:
         of_destinations = ("destination", "waiting", "delayed", "retrying", "oldest", "dead letters", "error")
         print_table(of_destinations, [_destination(line) for line in outbox.destinations])
@@ -296,7 +301,7 @@ def _print_outbox(outbox: OutboxStatus, *, every: bool) -> None:
         typer.echo("what other users run is not shown to this one: GRANT pg_read_all_stats to it, or use another")
 
 
-def _destination(line: DestinationStatus) -> tuple[str, ...]:
+def _destination(line: "DestinationStatus") -> tuple[str, ...]:
     at_least = "" if line.exact else "≥ "
     counts = (f"{at_least}{count:,}" if count else "0" for count in (line.waiting, line.delayed, line.retrying))
     error = mask((line.error or "").partition("\n")[0])
@@ -309,12 +314,12 @@ def _destination(line: DestinationStatus) -> tuple[str, ...]:
     )
 
 
-def _unreachable(line: DestinationStatus, relays: int) -> str:
+def _unreachable(line: "DestinationStatus", relays: int) -> str:
     some = f" ({line.unreachable_relays} of {relays} relays)" if line.unreachable_relays < relays else ""
     return f"unreachable: {line.destination}: {line.unreachable}{some}"
 
 
-def _gone(kind: str, gone: Sequence[RelayStatus | WorkerStatus]) -> str:
+def _gone(kind: str, gone: "Sequence[RelayStatus | WorkerStatus]") -> str:
     """Say of workers or relays that are gone what matters: that they are, and whether it was just now."""
     last = min(gone, key=lambda one: one.seen_seconds_ago)
     ago = f"{span(last.seen_seconds_ago)} ago"
@@ -323,7 +328,7 @@ def _gone(kind: str, gone: Sequence[RelayStatus | WorkerStatus]) -> str:
     return f"gone: {len(gone)} {kind}s, the last of them seen {ago}; --all shows them"
 
 
-def _seen(line: RelayStatus | WorkerStatus) -> str:
+def _seen(line: "RelayStatus | WorkerStatus") -> str:
     return f"{span(line.seen_seconds_ago)} ago" + (": is it gone?" if line.stale else "")
 
 
@@ -335,7 +340,7 @@ def _mask_errors(outbox: dict[str, Any]) -> None:
         relay["outages"] = {destination: mask(error) for destination, error in relay["outages"].items()}
 
 
-def _relay(line: RelayStatus) -> tuple[str, ...]:
+def _relay(line: "RelayStatus") -> tuple[str, ...]:
     counts = (f"{line.sent:,}", f"{line.failed:,}", _rate(line.sent_per_second))
     return (f"{line.host} {line.pid}", line.state or "", *counts, line.version or "", _seen(line))
 
@@ -344,7 +349,7 @@ def _rate(per_second: float | None) -> str:
     return "–" if per_second is None else f"{per_second:,.1f}"  # noqa: RUF001 - a dash: not known yet
 
 
-def _summary(outbox: OutboxStatus) -> str:
+def _summary(outbox: "OutboxStatus") -> str:
     if outbox.messages is None:
         parts = ["an unknown number of messages"]
     else:
@@ -367,7 +372,7 @@ def _summary(outbox: OutboxStatus) -> str:
     return f"outbox: {'; '.join(parts)}"
 
 
-def _blocks(holder: SnapshotHolder) -> str:
+def _blocks(holder: "SnapshotHolder") -> str:
     who = holder.kind if holder.pid is None else f"{holder.kind} {holder.pid}"
     details = [holder.name and repr(holder.name), holder.owner and f"of {holder.owner}", holder.state]
     text = ", ".join(detail for detail in details if detail)

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress
 
 from txbox import DeadLetters, Failures, Identify, identify
 from txbox_cli import importer
@@ -16,6 +15,8 @@ from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue_url
 from txbox_cli.output import counted, interruptible_progress, print_json
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from txbox_aws.sqs import DeadLetterQueue, ImportedLetters, MessageMove
 
 POLL_SECONDS = 2.0
@@ -143,7 +144,7 @@ def redrive_queue(
 def _watch(
     letters_there: "DeadLetterQueue",
     handle: str,
-    progress: Progress,
+    progress: "Progress",
     asked: "queue.SimpleQueue[signal.Signals | None]",
 ) -> "MessageMove":
     """Show how far SQS is until it is done."""

@@ -10,7 +10,6 @@ import typer
 from txbox_cli import importer
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import DatabaseOptions
-from txbox_cli.settings import Settings
 from txbox_cli.signals import hangup_terminates
 
 PORT = 8790
@@ -68,6 +67,7 @@ def dashboard(
     """
     # The extra that brings them is named where they are missing.
     from txbox_cli.http_server import serve
+    from txbox_cli.settings import Settings
     from txbox_dashboard import dashboard as make_dashboard
 
     proxies = [_checked_proxy(each) for each in trusted_proxy] if trusted_proxy else None

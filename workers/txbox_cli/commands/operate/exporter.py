@@ -4,16 +4,18 @@ import queue
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from sqlalchemy import Engine
 
 from txbox.extras import needs
 from txbox.service import StopSignals, next_signal
 from txbox_cli.commands.operate.metrics_server import answering, line
 from txbox_cli.options import Database, DatabaseOptions, checked_queues
 from txbox_cli.signals import hangup_terminates
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 QUEUES_SECONDS = 2.0
 """Of the limit, for the queues, which are all asked at the same time."""
@@ -78,7 +80,7 @@ def exporter(
 @contextmanager
 def exporting(
     db: Database,
-    engine: Engine,
+    engine: "Engine",
     host: str,
     port: int,
     *,

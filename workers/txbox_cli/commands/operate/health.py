@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, DatabaseRestored, Event
-from txbox.outbox.outbox import RELAY_SUBSCRIBER
-from txbox.service import Service
 from txbox_cli.commands.operate.metrics_server import Answer, answering, line
-from txbox_workers.coroutines import AsyncWorker
+
+if TYPE_CHECKING:
+    from txbox.service import Service
+    from txbox_workers.coroutines import AsyncWorker
 
 HealthPortOption = Annotated[
     int | None,
@@ -29,7 +30,7 @@ HealthHostOption = Annotated[
 HEALTH_HOST = "127.0.0.1"
 
 
-Watched = Service | AsyncWorker
+Watched: TypeAlias = "Service | AsyncWorker"
 """What can be asked how it is."""
 
 
@@ -43,6 +44,8 @@ class Health:
 
     def __call__(self, event: Event) -> None:
         """Note an outage, or its end."""
+        from txbox.outbox.outbox import RELAY_SUBSCRIBER
+
         match event:
             case DatabaseLost():
                 self._lost["the database cannot be used"] = True

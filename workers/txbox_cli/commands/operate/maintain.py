@@ -16,7 +16,6 @@ from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, Hea
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import DatabaseOptions, JsonOption, read_span
 from txbox_cli.output import print_counts, print_json
-from txbox_cli.settings import Settings
 from txbox_cli.signals import hangup_terminates
 
 
@@ -157,6 +156,8 @@ def _print_plan(maintainer: Maintainer, *, as_json: bool) -> None:
 
 def _retention(inbox: list[str] | None, **others: str | None) -> Retention:
     """Read the windows: each from its option, or else from its variable, and errors name the one it is from."""
+    from txbox_cli.settings import Settings
+
     settings = Settings()
     origin = {name: f"--keep-{name}" if text else f"TXBOX_KEEP_{name.upper()}" for name, text in others.items()}
     origin["inbox"] = "--keep-inbox" if inbox else "TXBOX_KEEP_INBOX"

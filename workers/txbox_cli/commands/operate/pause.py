@@ -1,16 +1,18 @@
 """``txbox pause`` and ``txbox resume``: have workers, or relays, leave something alone for a while."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from sqlalchemy import Engine
 
-from txbox import pauses
-from txbox.pauses import Pause, find_named, read_pauses
-from txbox.pauses.pauses import Kind
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database, DatabaseOptions, JsonOption, this_user
 from txbox_cli.output import print_json
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from txbox.pauses import Pause
+    from txbox.pauses.pauses import Kind
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A subscriber, or a destination as it was published.", show_default=False)
@@ -39,6 +41,8 @@ def pause(
 
     Functions in Lambda take no notice: disable their event source mapping.
     """
+    from txbox import pauses
+
     with db.engine() as engine:
         kind = _kind(engine, db, name, is_subscriber, force=force)
         asked_by = by or this_user()
@@ -65,6 +69,8 @@ def resume(
 
     Exit status 1 if nothing of this name is paused.
     """
+    from txbox import pauses
+
     with db.engine() as engine:
         paused = [one for one in _read(engine, db) if one.name == name]
         kinds = [one.kind for one in paused if is_subscriber in (None, one.kind == "subscriber")]
@@ -80,17 +86,21 @@ def resume(
         typer.echo(f"resumed: {kinds[0]} {name}")
 
 
-def _read(engine: Engine, db: Database) -> tuple[Pause, ...]:
+def _read(engine: "Engine", db: Database) -> "tuple[Pause, ...]":
+    from txbox.pauses import read_pauses
+
     with engine.connect() as connection:
         return read_pauses(connection, schema=db.schema, prefix=db.prefix)
 
 
-def _kind(engine: Engine, db: Database, name: str, is_subscriber: bool | None, *, force: bool) -> Kind:
+def _kind(engine: "Engine", db: Database, name: str, is_subscriber: bool | None, *, force: bool) -> "Kind":
     """Return what has this name.
 
     Raises:
         UsageError: both have it, or neither has.
     """
+    from txbox.pauses import find_named, read_pauses
+
     asked: Kind | None = None if is_subscriber is None else "subscriber" if is_subscriber else "destination"
     if asked is not None and force:
         return asked
