@@ -49,20 +49,39 @@ def test_lazy_names_are_names_like_others() -> None:
     assert ended.stdout == "Inbox\n"
 
 
-PROGRAM = FRAMEWORKS | DRIVERS | {"alembic", "psycopg", "pydantic_settings", "sqlalchemy", "txbox_migrations"}
+LIBRARIES = {"alembic", "boto3", "psycopg", "pydantic_settings", "pyspark", "rich", "sqlalchemy", "txbox_migrations"}
+"""What commands run with."""
 
-HEAVY = {"bulk-load", "reconcile"}
+SHOW_NOTHING_OF_THEM = (
+    *("demo", "dev", "status", "dashboard", "exporter", "pause", "resume", "archive", "reconcile"),
+    *("dead-letters", "loads", "outbox", "outbox sent", "outbox replay"),
+)
+
+SHOW_DEFAULTS_OF_THE_LIBRARY = (
+    *("worker", "schema", "relay", "maintain", "audit"),
+    *("dead-letters list", "dead-letters redrive", "dead-letters import"),
+)
 
 
-def help_loads(*path: str) -> set[str]:
-    """Which modules ``txbox … --help`` loads."""
-    program = f"from txbox_cli.app import run; assert run({[*path, '--help']!r}) == 0; import sys\n"
-    program += "print(*sys.modules, file=sys.stderr)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+def loaded_by_help(*commands: str) -> set[str]:
+    """Return all modules that ``txbox COMMAND --help`` loads, for these commands in one process."""
+    program = f"from txbox_cli.app import run\nfor one in {commands!r}: assert run([*one.split(), '--help']) == 0"
+    asked = f"{program}\nimport sys; print(*sys.modules, file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=True)
     return set(ended.stderr.split())
 
 
 def test_the_help_of_the_program_loads_no_command() -> None:
-    loaded = help_loads()
-    assert loaded & PROGRAM == set()
+    loaded = loaded_by_help("")
+    assert loaded & (LIBRARIES | DRIVERS | {"asyncio", "pydantic", "txbox_workers"}) == set()
     assert [name for name in loaded if name.startswith("txbox_cli.commands.")] == []
+
+
+def test_the_help_of_a_command_does_not_load_what_it_runs_with() -> None:
+    loaded = loaded_by_help(*SHOW_NOTHING_OF_THEM)
+    assert loaded & (LIBRARIES | {"asyncio", "txbox_workers"}) == set()
+    assert "txbox_cli.commands.relay" not in loaded, "nobody has asked for it"
+
+
+def test_help_that_shows_defaults_of_the_library_loads_it_alone() -> None:
+    assert loaded_by_help(*SHOW_DEFAULTS_OF_THE_LIBRARY) & (LIBRARIES - {"psycopg", "sqlalchemy"}) == set()

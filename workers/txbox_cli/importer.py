@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 
 from txbox import TxboxError
-from txbox.leases.handlers import signature_of
 from txbox_cli.errors import CommandFailed, UsageError
 
 
@@ -112,6 +111,8 @@ def _required_parameters(found: object) -> tuple[str, ...]:
     """Return what has to be given when this is called; a function that makes something takes nothing."""
     if not callable(found):
         return ()
+    from txbox.leases.handlers import signature_of
+
     signature = signature_of(found)
     if signature is None:  # written in C
         return ()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import datetime
 
 import typer
-from sqlalchemy.exc import SQLAlchemyError
 
 from txbox import TxboxError
 from txbox_cli.errors import explain, mask
@@ -21,6 +20,8 @@ def watch(read: Callable[[], Callable[[], None]], seconds: float, *, headed: boo
     later one it is said, and the next one is tried. ``read`` reads a report, and returns what prints it. ``headed``:
     each begins with a line that says when it was read.
     """
+    from sqlalchemy.exc import SQLAlchemyError
+
     console, in_terminal = plain_console(), sys.stdout.isatty()
     is_first = True
     try:

@@ -2,14 +2,16 @@
 
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txbox.outbox.sent_messages import ReplayChunk, SentFilter, SentMessage, SentMessages
 from txbox_cli.errors import CommandFailed, Interrupted, UsageError, explain
 from txbox_cli.options import Commands, DatabaseOptions, JsonOption, ReadBy, read_moment, require_order
 from txbox_cli.output import counted, interruptible_progress, print_json, print_table, printable
+
+if TYPE_CHECKING:
+    from txbox.outbox.sent_messages import ReplayChunk, SentFilter, SentMessage, SentMessages
 
 app = Commands(help="Look up what was sent and is kept, and put it into the outbox again.")
 
@@ -28,7 +30,7 @@ def read_filter(
         typer.Option(metavar="TIME", help="Sent then or later: 2026-03-01T08:00Z, or how long ago: 2h, 7d."),
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Sent before then; as --since.")] = None,
-) -> SentFilter:
+) -> "SentFilter":
     """Return the filter that the options ask for.
 
     Raises:
@@ -37,10 +39,12 @@ def read_filter(
     begin = None if since is None else read_moment("--since", since)
     end = None if until is None else read_moment("--until", until)
     require_order(begin, end)
+    from txbox.outbox.sent_messages import SentFilter
+
     return SentFilter(destination=destination, key=key, message_id=message_id, since=begin, until=end)
 
 
-FilterOptions = Annotated[SentFilter, ReadBy(read_filter)]
+FilterOptions = Annotated["SentFilter", ReadBy(read_filter)]
 
 
 @app.command(short_help="List what was sent and is kept, the last first.")
@@ -67,6 +71,8 @@ def sent(
             raise UsageError("--before goes with --until TIME; the page before ends with both")
         end, which = (which.until, before), replace(which, until=None)
     with db.engine() as engine:
+        from txbox.outbox.sent_messages import SentMessages
+
         kept = SentMessages(engine, schema=db.schema, prefix=db.prefix)
         messages = kept.find(which, limit=limit, bodies=bodies, before=end)
         nothing = not messages and kept.is_empty()
@@ -86,7 +92,7 @@ def sent(
         typer.echo(f"there may be more: --until {_time(last)} --before {last.position}, or a larger --limit")
 
 
-def _print_lines(messages: list[SentMessage]) -> None:
+def _print_lines(messages: "list[SentMessage]") -> None:
     print_table(
         ("sent", "position", "destination", "key", "message", "bytes"),
         [
@@ -128,6 +134,8 @@ def replay(
     """
     which = replace(which, after=after)
     with db.engine() as engine:
+        from txbox.outbox.sent_messages import SentMessages
+
         kept = SentMessages(engine, schema=db.schema, prefix=db.prefix)
         chunks = kept.plan_replay(which)
         done = _replay(kept, chunks, which, quiet=as_json) if yes else 0
@@ -145,7 +153,7 @@ def replay(
         typer.echo(f"{counted(planned, 'message')}{_between(chunks)}{left_out}; {puts}")
 
 
-def _replay(kept: SentMessages, chunks: list[ReplayChunk], which: SentFilter, *, quiet: bool) -> int:
+def _replay(kept: "SentMessages", chunks: "list[ReplayChunk]", which: "SentFilter", *, quiet: bool) -> int:
     done, position = 0, which.after
     with interruptible_progress(quiet=quiet) as (progress, asked):
         task = progress.add_task("messages", total=sum(chunk.messages for chunk in chunks))
@@ -171,18 +179,18 @@ def _again(done: int) -> str:
     return f"{counted(done, 'message')} {'is' if done == 1 else 'are'} in the outbox again"
 
 
-def _between(chunks: list[ReplayChunk]) -> str:
+def _between(chunks: "list[ReplayChunk]") -> str:
     if not chunks:
         return ""
     first, last = min(chunk.sent_from for chunk in chunks), max(chunk.sent_to for chunk in chunks)
     return f", sent from {first.isoformat(timespec='seconds')} to {last.isoformat(timespec='seconds')}"
 
 
-def _as_dict(message: SentMessage, bodies: bool) -> dict[str, object]:
+def _as_dict(message: "SentMessage", bodies: bool) -> dict[str, object]:
     return {name: value for name, value in asdict(message).items() if bodies or name not in ("headers", "body")}
 
 
-def _print_whole(message: SentMessage) -> None:
+def _print_whole(message: "SentMessage") -> None:
     for name, value in _as_dict(message, bodies=True).items():
         if value is not None and name != "body":
             typer.echo(f"{name + ':':16}{printable(str(value))}")
@@ -190,5 +198,5 @@ def _print_whole(message: SentMessage) -> None:
     typer.echo(f"body:\n{printable(body, keep=LINE_ENDS)}\n")
 
 
-def _time(message: SentMessage) -> str:
+def _time(message: "SentMessage") -> str:
     return message.sent_at.isoformat()
