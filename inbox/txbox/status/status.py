@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from txbox.dead_letters.order import OrderStatements
 from txbox.dead_letters.statements import DeadLetterStatements
@@ -107,7 +107,7 @@ class Status:
         return asdict(self)
 
 
-class StatusStatements(SqlFile, file="status.sql"):
+class StatusStatements(SqlFile, file="status.sql", fragments_of=DeadLetterStatements):
     """The statements of ``status.sql``."""
 
     inbox_counts: str
@@ -148,10 +148,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         for subscriber, count in connection.exec_driver_sql(sql.failure_counts):
             found.setdefault(subscriber, {})["retrying"] = count
         check_table(connection, sql.tables.handler_conflict)
-        conflicts = tuple(
-            HandlerConflict(**with_moments(row, "first_at", "last_at"))
-            for row in connection.exec_driver_sql(sql.conflicts, {"most": _CONFLICTS}).mappings()
-        )
+        conflicts = read_conflicts(connection, schema=schema, prefix=prefix)
         workers = read_workers(connection, schema=schema, prefix=prefix)
         pauses = read_pauses(connection, schema=schema, prefix=prefix)
         runway = read_runway(connection, schema=schema, prefix=prefix)
@@ -174,6 +171,15 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
     most = math.inf if asked else EXACT_UP_TO_ROWS
     leases = read_lease_status(engine, schema=schema, prefix=prefix, exact_up_to_rows=most)
     return Status(rows, exact, lines, outbox, leases, blocked, conflicts, workers, pauses, runway)
+
+
+def read_conflicts(
+    connection: Connection, *, schema: str | None = None, prefix: str = "", subscriber_id: str | None = None
+) -> tuple[HandlerConflict, ...]:
+    """Read the conflicts of handlers, the latest first; ``subscriber_id``: of one subscriber's."""
+    named = {"subscriber_id": subscriber_id, "most": _CONFLICTS}
+    rows = connection.exec_driver_sql(StatusStatements.load(schema, prefix).conflicts, named).mappings()
+    return tuple(HandlerConflict(**with_moments(row, "first_at", "last_at")) for row in rows)
 
 
 _CONFLICTS = 20

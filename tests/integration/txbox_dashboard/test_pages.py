@@ -14,9 +14,11 @@ from support.txbox.outbox import publish
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work, make, numbered
+from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.operator_actions import note_action
 from txbox.pauses import pause
 from txbox.relay import Refused, Relay
+from txbox.status import read_status
 from txbox_dashboard.leases import pages as lease_pages
 from txbox_workers.memory_source import MemorySource
 
@@ -51,6 +53,23 @@ def test_the_overview_shows_what_workers_do(pages: TestClient, engine: Engine) -
     assert "billing paused none" in overview
     # processed, duplicates, failures (one attempt failed, one was the last), retrying, letters
     assert re.search(r"billing paused none 0 9 2 2 . 0 1\b", overview)
+
+
+def test_what_was_processed_since_waits_for_nobody(pages: TestClient, engine: Engine) -> None:
+    """As the status and the exporter count."""
+    DeadLetters(engine).park(DeadLetter("billing", "parked", Reason.FAILED, "error", 1, "queue", b"{}"))
+    run(engine, "DELETE FROM processed_message")  # by hand, and then a copy of it came
+    Failures(engine, "billing").fail("failed", ValueError("a full disk"))
+    with engine.begin() as connection:
+        Inbox("billing").record_many(connection, ["parked", "failed"])
+    (line,) = read_status(engine).subscribers
+    assert (line.processed, line.retrying, line.dead_letters) == (2, 0, {})
+    overview = text_of(pages, "/")
+    assert "Dead letters 0" in overview
+    assert "Wait for another attempt 0" in overview
+    text = text_of(pages, "/subscriber?id=billing")
+    assert "None waits." in text
+    assert "a full disk" not in text
 
 
 def test_the_outbox_shows_what_waits_where_and_why(pages: TestClient, engine: Engine) -> None:

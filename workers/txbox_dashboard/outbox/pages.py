@@ -14,7 +14,7 @@ from txbox.pauses import Pause, read_pauses
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.status import read_activity
-from txbox_dashboard.overview.pages import COUNTED, OverviewStatements, times_of
+from txbox_dashboard.overview.pages import COUNTED, read_troubles, times_of
 from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 
@@ -81,10 +81,8 @@ def outbox(request: Request) -> Page:
     names = sorted(
         {*known, *(one.name for one in activity), *paused, *(name for relay in alive for name in relay.outages)}
     )
-    asked = {"subscriber_ids": [f"{RELAY_SUBSCRIBER}:{name}" for name in names], "limit": COUNTED + 1}
-    overview = OverviewStatements.load(reader.schema, reader.prefix)
-    troubles = reader.rows("dead letters", overview.troubles, asked) or ()
-    letters = {row["subscriber_id"].removeprefix(f"{RELAY_SUBSCRIBER}:"): row["letters"] for row in troubles}
+    troubles = read_troubles(reader, [f"{RELAY_SUBSCRIBER}:{name}" for name in names])
+    letters = {id_.removeprefix(f"{RELAY_SUBSCRIBER}:"): row["letters"] for id_, row in troubles.items()}
     lines = [
         {
             "status": _shown(request, known.get(name, DestinationStatus(name)), alive),

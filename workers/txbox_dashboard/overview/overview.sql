@@ -1,8 +1,5 @@
 -- All subscribers, and one. Tables of any size: each statement jumps along an index, or stops at a limit.
 
--- fragment: waits
-redriven_at IS NULL AND discarded_at IS NULL
-
 -- name: subscribers
 -- The subscribers that have left a trace, by name.
 -- parameters: most int
@@ -45,24 +42,23 @@ SELECT subscriber_id FROM (
 
 -- name: troubles
 -- How many messages of each subscriber wait for another attempt, and how many dead letters wait, counted up to a limit.
--- parameters: subscriber_ids text[], limit bigint
+-- What was processed since is left out, as far as it is among the first: to look up each would take too long.
+-- parameters: subscriber_ids text[], limit bigint, checked bigint (messages of each to look up)
 -- returns: subscriber_id, retrying, letters
 SELECT wanted.subscriber_id,
-  (SELECT count(*) FROM (
-    SELECT FROM {{message_failure}} AS m WHERE m.subscriber_id = wanted.subscriber_id LIMIT %(limit)s
-  ) AS bounded) AS retrying,
-  (SELECT count(*) FROM (
-    SELECT FROM {{dead_letter}} AS m WHERE m.subscriber_id = wanted.subscriber_id AND {{waits}} LIMIT %(limit)s
-  ) AS bounded) AS letters
+  failing.number - CASE WHEN failing.number < %(limit)s THEN (SELECT count(*) FROM (
+    SELECT * FROM {{message_failure}} AS m WHERE m.subscriber_id = wanted.subscriber_id LIMIT %(checked)s
+  ) AS failure WHERE {{resent}}) ELSE 0 END AS retrying,
+  parked.number - CASE WHEN parked.number < %(limit)s THEN (SELECT count(*) FROM (
+    SELECT * FROM {{dead_letter}} AS letter WHERE subscriber_id = wanted.subscriber_id AND {{open}} LIMIT %(checked)s
+  ) AS letter WHERE {{processed_since}}) ELSE 0 END AS letters
 FROM unnest(%(subscriber_ids)s::text[]) AS wanted (subscriber_id)
-
--- name: conflicts
--- Deadlocks and serialization failures of a subscriber's handlers.
--- parameters: subscriber_id text
--- returns: sqlstate, relation, conflicts, first_at, last_at
-SELECT sqlstate, relation, conflicts, {{microseconds(first_at)}} AS first_at, {{microseconds(last_at)}} AS last_at
-FROM {{handler_conflict}} AS conflict WHERE subscriber_id = %(subscriber_id)s
-ORDER BY conflict.last_at DESC, sqlstate, relation LIMIT 20
+CROSS JOIN LATERAL (SELECT count(*) AS number FROM (
+  SELECT FROM {{message_failure}} AS m WHERE m.subscriber_id = wanted.subscriber_id LIMIT %(limit)s
+) AS bounded) AS failing
+CROSS JOIN LATERAL (SELECT count(*) AS number FROM (
+  SELECT FROM {{dead_letter}} AS letter WHERE subscriber_id = wanted.subscriber_id AND {{open}} LIMIT %(limit)s
+) AS bounded) AS parked
 
 -- name: failing
 -- The messages of a subscriber that wait for another attempt: some of them.
@@ -70,12 +66,12 @@ ORDER BY conflict.last_at DESC, sqlstate, relation LIMIT 20
 -- returns: message_id, attempts, error, first_failed_at, last_failed_at
 SELECT message_id, attempts, left(error, 20000) AS error, {{microseconds(first_failed_at)}} AS first_failed_at,
   {{microseconds(last_failed_at)}} AS last_failed_at
-FROM {{message_failure}} AS failure WHERE subscriber_id = %(subscriber_id)s ORDER BY message_id LIMIT %(limit)s
+FROM {{message_failure}} AS failure WHERE subscriber_id = %(subscriber_id)s AND NOT {{resent}} ORDER BY message_id LIMIT %(limit)s
 
 -- name: letters_by_reason
 -- The dead letters of a subscriber that wait, by reason: of so many at most.
 -- parameters: subscriber_id text, limit bigint
 -- returns: reason, letters
 SELECT reason, count(*) AS letters FROM (
-  SELECT reason FROM {{dead_letter}} WHERE subscriber_id = %(subscriber_id)s AND {{waits}} LIMIT %(limit)s
-) AS bounded GROUP BY reason ORDER BY letters DESC, reason
+  SELECT * FROM {{dead_letter}} AS letter WHERE subscriber_id = %(subscriber_id)s AND {{open}} LIMIT %(limit)s
+) AS letter WHERE NOT {{processed_since}} GROUP BY reason ORDER BY letters DESC, reason

@@ -13,12 +13,17 @@ from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.status import ActivitySeries, Runway, WorkerStatus, read_activity, read_runway
+from txbox.status.status import StatusStatements, read_conflicts
 from txbox.status.workers import read_workers
+from txbox_dashboard.reader import Reader
 from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 
 COUNTED = 1000
 """Letters and failing messages of a subscriber are counted up to here."""
+
+CHECKED = 2000
+"""Of so many letters, and so many failing messages, it is looked up whether they were processed since."""
 
 SUBSCRIBERS = 500
 """Shown at most."""
@@ -37,12 +42,11 @@ RATE_SECONDS = 60.0
 FAILURES = frozenset({Outcome.FAILED, Outcome.DEAD, Outcome.MISMATCH, Outcome.EXPIRED})
 
 
-class OverviewStatements(SqlFile, file="overview.sql"):
+class OverviewStatements(SqlFile, file="overview.sql", fragments_of=StatusStatements):
     """The statements of ``overview.sql``."""
 
     subscribers: str
     troubles: str
-    conflicts: str
     failing: str
     letters_by_reason: str
 
@@ -86,8 +90,7 @@ def overview(request: Request) -> Page:
     known = reader.rows("the subscribers", sql.subscribers, {"most": SUBSCRIBERS})
     every = [row["subscriber_id"] for row in known or ()] or sorted({one.subscriber_id for one in workers})
     names = [name for name in every if not name.startswith(f"{RELAY_SUBSCRIBER}:")]
-    asked = {"subscriber_ids": names, "limit": COUNTED + 1}
-    troubles = {row["subscriber_id"]: row for row in reader.rows("dead letters", sql.troubles, asked) or ()}
+    troubles = read_troubles(reader, names)
     activity = reader.read(
         "the last hours",
         lambda connection: read_activity(connection, "subscriber", hours=OVERVIEW_HOURS, stretches=STRETCHES, **place),
@@ -137,7 +140,9 @@ def subscriber(request: Request) -> Page:
     )
     runway: Runway | None = reader.read("what is kept", lambda connection: read_runway(connection, **place))
     wanted = {"subscriber_id": name}
-    conflicts = reader.rows("conflicts of its handlers", sql.conflicts, wanted) or ()
+    conflicts = reader.read(
+        "conflicts of its handlers", lambda connection: read_conflicts(connection, subscriber_id=name, **place)
+    )
     failing = reader.rows("what waits for another attempt", sql.failing, {**wanted, "limit": SHOWN_FAILING + 1}) or ()
     shown = [with_moments(row, "first_failed_at", "last_failed_at") for row in failing[:SHOWN_FAILING]]
     for one in shown:
@@ -155,13 +160,21 @@ def subscriber(request: Request) -> Page:
             "times": times_of(activity or ()),
             "horizon": next((one for one in runway.horizons if one.subscriber_id == name), None) if runway else None,
             "runway": runway,
-            "conflicts": [with_moments(row, "first_at", "last_at") for row in conflicts],
+            "conflicts": conflicts or (),
             "failing": shown,
             "more_failing": len(failing) > SHOWN_FAILING,
             "letters": letters,
             "counted": COUNTED,
         },
     )
+
+
+def read_troubles(reader: Reader, subscriber_ids: Sequence[str]) -> Mapping[str, RowMapping]:
+    """Return by subscriber what waits for another attempt or for a person; empty if that was not read."""
+    asked = {"limit": COUNTED + 1, "checked": CHECKED // max(len(subscriber_ids), 1)}
+    sql = OverviewStatements.load(reader.schema, reader.prefix).troubles
+    rows = reader.rows("dead letters", sql, {"subscriber_ids": list(subscriber_ids), **asked})
+    return {row["subscriber_id"]: row for row in rows or ()}
 
 
 def times_of(activity: Sequence[ActivitySeries]) -> list[float]:

@@ -20,7 +20,6 @@ import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.error_logging import text_of
 from txbox.errors import TxboxError
 from txbox.instrumentation.events import MAINTAINER
@@ -33,6 +32,7 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.postgres.watchdog import bounded
 from txbox.status.runway import read_runway
+from txbox.status.status import StatusStatements
 from txbox.status.workers import STALE_SECONDS, read_workers
 
 LIMIT_SECONDS = 8.0
@@ -60,7 +60,7 @@ STALLED_SECONDS = 60.0
 """A bulk load shows every 10 seconds that it is worked on."""
 
 
-class FiguresStatements(SqlFile, file="figures.sql", fragments_of=DeadLetterStatements):
+class FiguresStatements(SqlFile, file="figures.sql", fragments_of=StatusStatements):
     """The statements of ``figures.sql``."""
 
     bound_time: str

@@ -39,11 +39,7 @@ WITH looked_at AS MATERIALIZED (
 )
 SELECT failure.subscriber_id, count(*) AS messages, (SELECT count(*) FROM looked_at) < %(limit)s AS exact
 FROM looked_at AS failure
-WHERE NOT EXISTS (
-  SELECT FROM {{processed_message}} AS processed
-  WHERE processed.subscriber_id = failure.subscriber_id AND processed.message_id = failure.message_id
-)
-GROUP BY failure.subscriber_id
+WHERE NOT {{resent}} GROUP BY failure.subscriber_id
 
 -- name: outbox_held_keys
 -- Keys whose first message was refused, by destination: the index of their first messages has one row for each.
