@@ -7,8 +7,9 @@ from typing import Annotated, Protocol, runtime_checkable
 import typer
 
 import txbox
+from txbox.postgres.urls import DATABASE_URL_VARIABLE
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
-from txbox_cli.options import DATABASE_URL_VARIABLE, PREFIX_VARIABLE, SCHEMA_VARIABLE, Commands
+from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE, Commands
 from txbox_cli.output import printable
 
 INTERRUPTED = 130

@@ -16,13 +16,13 @@ import typer
 from typer.core import TyperGroup
 
 from txbox.errors import InvalidConfiguration, NotSendable, SchemaMissing
+from txbox.postgres.urls import DATABASE_URL_VARIABLE, database_engine, database_url
 from txbox.text import host_name
 from txbox_cli.errors import CommandFailed, UsageError, explain
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
 
-DATABASE_URL_VARIABLE = "TXBOX_DATABASE_URL"
 SCHEMA_VARIABLE = "TXBOX_DATABASE_SCHEMA"
 PREFIX_VARIABLE = "TXBOX_TABLE_PREFIX"
 
@@ -88,8 +88,6 @@ class Database:
     def engine(self, **options: object) -> "Iterator[Engine]":
         """Open an engine for one command, with these options of ``create_engine``."""
         from sqlalchemy.exc import DBAPIError
-
-        from txbox.postgres.urls import database_engine
 
         engine = database_engine(self.url, **options)
         try:
@@ -295,8 +293,6 @@ def read_url(text: str, origin: str = "--url") -> "URL":
     Raises:
         UsageError: it is not the URL of a Postgres database.
     """
-    from txbox.postgres.urls import database_url
-
     try:
         return database_url(text)
     except InvalidConfiguration as error:

@@ -1,10 +1,11 @@
 """Database URLs: the only reader of them."""
 
-from sqlalchemy import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError
+from typing import TYPE_CHECKING
 
 from txbox.errors import InvalidConfiguration
-from txbox.postgres.engines import open_engine
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
 
 DATABASE_URL_VARIABLE = "TXBOX_DATABASE_URL"
 """The environment variable in which programs of ours look for one."""
@@ -13,11 +14,14 @@ PROGRAM_CONNECT_SECONDS = 5
 """How long a program waits for a database to answer."""
 
 
-def database_url(given: str | URL) -> URL:
+def database_url(given: "str | URL") -> "URL":
     """Read a database URL: ``postgresql://``, ``postgres://`` or ``postgresql+psycopg://``, all with psycopg 3.
 
     Raises ``InvalidConfiguration`` for any other text.
     """
+    from sqlalchemy import make_url  # where it is used: the command line's help names the variable
+    from sqlalchemy.exc import ArgumentError
+
     try:
         url = make_url(given)
     except (ArgumentError, ValueError) as error:
@@ -31,8 +35,10 @@ def database_url(given: str | URL) -> URL:
     return url
 
 
-def database_engine(url: URL, **options: object) -> Engine:
+def database_engine(url: "URL", **options: object) -> "Engine":
     """Make an engine that waits for an unreachable server for ``PROGRAM_CONNECT_SECONDS``."""
+    from txbox.postgres.engines import open_engine
+
     query = dict(url.query)
     query.setdefault("connect_timeout", str(PROGRAM_CONNECT_SECONDS))
     query.setdefault("application_name", "txbox")
