@@ -74,6 +74,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     on_rejected = options.get("on_rejected", COUNT)
     if on_rejected not in ON_REJECTED:
         raise InvalidConfiguration(f"format {FORMAT}: on_rejected is {' or '.join(ON_REJECTED)}, not {on_rejected!r}")
+    kinds = {name: text_options()[name][1] if name in text_options() else str for name in _OF_LOAD}
     load = ValidLoadOptions(
         of=f"format {FORMAT}",
         url=options["url"],
@@ -81,7 +82,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         message_id=options["message_id"],
         apply=_effect(options["apply"], options.get("fields")),
         column_types=_types(options["types"]) if "types" in options else None,
-        **{name: _read(name, options[name], _kind(name)) for name in _OF_LOAD if name in options},
+        **{name: _read(name, options[name], kind) for name, kind in kinds.items() if name in options},
     )
     checkpoint = next((value for name, value in given.items() if name.lower() == CHECKPOINT), None)
     return WriteOptions(load, on_rejected == FAIL, None if checkpoint is None else _place(checkpoint))
@@ -170,10 +171,6 @@ def _types(text: str) -> dict[str, str]:
             raise InvalidConfiguration(f"format {FORMAT}: types are as in order_id=uuid, payload=jsonb; not {text!r}")
         types[name.strip()] = type_.strip()
     return types
-
-
-def _kind(name: str) -> type[Any]:
-    return text_options()[name][1] if name in text_options() else str
 
 
 def _read(name: str, value: str, kind: type[Any]) -> Any:
