@@ -38,13 +38,26 @@ AWS is found as boto3 finds it: by AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, AWS_PRO
 
 New here? `txbox demo` shows it at work on a database and a queue of its own."""
 
+_COMMANDS = "txbox_cli.commands"
+
+loads = Commands(help="Look at the runs of bulk loads, finish them, forget them.")
+loads.later("list", f"{_COMMANDS}.loads", "List runs, the last begun first.", attribute="list_loads")
+loads.later("show", f"{_COMMANDS}.loads", "Show one run whole, and how to finish it.")
+loads.later(
+    "resume",
+    f"{_COMMANDS}.bulk_load",
+    "Finish a run that was stopped or has failed.",
+    attribute="bulk_load",
+    change="take_run",
+)
+loads.later("forget", f"{_COMMANDS}.loads", "Delete runs from the ledger.")
+
 app = Commands(
     name="txbox",
     help="Process every message exactly once in effect, with nothing but the Postgres you already have.",
     epilog=EPILOGUE,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COMMANDS = "txbox_cli.commands"
 app.later("demo", f"{_COMMANDS}.demo", "See it count to the cent while workers are killed.")
 app.later("dev", f"{_COMMANDS}.dev", "Start a PostgreSQL and a local AWS of your own.")
 app.later("worker", f"{_COMMANDS}.worker.command", "Run a worker until SIGTERM or Ctrl-C, then drain it.")
@@ -62,7 +75,7 @@ app.later("archive", f"{_COMMANDS}.archive", "Move old days to Parquet, by Spark
 app.later("reconcile", f"{_COMMANDS}.reconcile", "Compare an archive of events with the inbox.")
 app.later("db", f"{_COMMANDS}.db", "Create, change and check the tables.", attribute="app")
 app.later("dead-letters", f"{_COMMANDS}.dead_letters", "Look at parked messages, send them again.", attribute="app")
-app.later("loads", f"{_COMMANDS}.loads", "Look at bulk loads, finish and forget them.", attribute="app")
+app.later("loads", __name__, "Look at bulk loads, finish and forget them.")
 app.later("outbox", f"{_COMMANDS}.outbox", "Look up what was sent, and send it again.", attribute="app")
 
 

@@ -175,7 +175,7 @@ class Commands(typer.Typer):
         short_help: str,
         *,
         attribute: str = "",
-        change: Callable[[Any], object] | None = None,
+        change: str = "",
     ) -> None:
         """Register a command, or a group of some, that is imported when it is asked for.
 
@@ -184,7 +184,7 @@ class Commands(typer.Typer):
             module: that has it.
             short_help: one line of the list of commands at 80 columns.
             attribute: its function or its ``Commands``, if that is not called as the command is.
-            change: is given typer's command, if this one is to differ from the function's own.
+            change: the module's function that is given typer's command, if it is to differ from the function's own.
         """
         self.origins[name] = Origin(module, attribute or name.replace("-", "_"), short_help, change)
 
@@ -196,7 +196,7 @@ class Origin:
     module: str
     attribute: str
     short_help: str
-    change: Callable[[Any], object] | None = None
+    change: str = ""
 
     def load(self, name: str) -> Any:
         """Import the command, and make it one of typer's."""
@@ -208,8 +208,8 @@ class Origin:
         alone = Commands()
         alone.command(name, short_help=self.short_help)(found)
         command = typer.main.get_command(alone)
-        if self.change is not None:
-            self.change(command)
+        if self.change:
+            getattr(import_module(self.module), self.change)(command)
         return command
 
 

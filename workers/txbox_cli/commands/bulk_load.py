@@ -283,6 +283,36 @@ def bulk_load(
         raise typer.Exit(REJECTED_STATUS)
 
 
+RESUME = """Finish a run, as `txbox bulk-load --resume RUN` does; RUN stands before the paths.
+
+It merges the chunks that are left. Name the same paths, and give the same options. It is refused if the events have
+other ids, or are of other files, than those that the run was begun with. The effect may be another one: what is merged
+is not merged again. Options that say how fast, such as --lock-seconds and --parallelism, may change, too.
+
+The ledger keeps no paths and no options; `txbox loads show` says what it knows of them.
+
+For example:
+
+\b
+txbox loads resume 4f a.jsonl b.jsonl --subscriber billing --message-id id \\
+  --apply a.sql
+"""
+
+
+def take_run(command: Any) -> None:
+    """Have `txbox bulk-load` take the run that is to be finished before the paths."""
+    read = command.make_context
+
+    def make_context(*args: Any, **extra: Any) -> Any:
+        context = read(*args, **extra)
+        if not context.params["paths"]:
+            raise UsageError("name the run: txbox loads resume RUN PATH...")
+        context.params["resume"], *context.params["paths"] = context.params["paths"]
+        return context
+
+    command.make_context, command.help, command.options_metavar = make_context, RESUME, "[OPTIONS] RUN"
+
+
 def _names(given: str) -> list[str]:
     return [name.strip() for name in given.split(",")]
 

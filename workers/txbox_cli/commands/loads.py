@@ -3,14 +3,14 @@
 import shlex
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from txbox.loads import BulkLoad, BulkLoads, LoadState
 from txbox.status import find_blocked_loads
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import Commands, Database, DatabaseOptions, JsonOption, read_moment
+from txbox_cli.options import Database, DatabaseOptions, JsonOption, read_moment
 from txbox_cli.output import counted, print_counts, print_json, print_table, printable
 
 ERROR_CHARACTERS = 100
@@ -144,36 +144,6 @@ def _finish(load: BulkLoad, db: Database) -> str:
     )
 
 
-def _take_run(command: Any) -> None:
-    """Have `txbox bulk-load` take the run that is to be finished before the paths."""
-    read = command.make_context
-
-    def make_context(*args: Any, **extra: Any) -> Any:
-        context = read(*args, **extra)
-        if not context.params["paths"]:
-            raise UsageError("name the run: txbox loads resume RUN PATH...")
-        context.params["resume"], *context.params["paths"] = context.params["paths"]
-        return context
-
-    command.make_context, command.help, command.options_metavar = make_context, RESUME, "[OPTIONS] RUN"
-
-
-RESUME = """Finish a run, as `txbox bulk-load --resume RUN` does; RUN stands before the paths.
-
-It merges the chunks that are left. Name the same paths, and give the same options. It is refused if the events have
-other ids, or are of other files, than those that the run was begun with. The effect may be another one: what is merged
-is not merged again. Options that say how fast, such as --lock-seconds and --parallelism, may change, too.
-
-The ledger keeps no paths and no options; `txbox loads show` says what it knows of them.
-
-For example:
-
-\b
-txbox loads resume 4f a.jsonl b.jsonl --subscriber billing --message-id id \\
-  --apply a.sql
-"""
-
-
 def forget(
     db: DatabaseOptions,
     runs: Annotated[
@@ -251,16 +221,3 @@ def run_to_resume(db: Database, start: str) -> str:
     if found is not None and found[0].is_write:
         raise CommandFailed(f"run {run_id} is a write of Spark's format txbox, which is not resumed: {WRITE_AGAIN}")
     return run_id
-
-
-app = Commands(help="Look at the runs of bulk loads, finish them, forget them.")
-app.command("list", short_help="List runs, the last begun first.")(list_loads)
-app.command("show", short_help="Show one run whole, and how to finish it.")(show)
-app.later(
-    "resume",
-    "txbox_cli.commands.bulk_load",
-    "Finish a run that was stopped or has failed.",
-    attribute="bulk_load",
-    change=_take_run,
-)
-app.command("forget", short_help="Delete runs from the ledger.")(forget)

@@ -13,7 +13,6 @@ from txbox_cli.errors import mask
 from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue
 from txbox_cli.output import counted, print_json, print_table, printable, span
 from txbox_cli.watch import watch
-from txbox_workers.brokers import broker_of
 
 if TYPE_CHECKING:
     from txbox.leases.status import LeaseStatus, LedgerStatus
@@ -91,6 +90,8 @@ class _Others:
 def _read_others(queue_url: str | None, lease_table: str | None, *, exact: bool) -> _Others:
     backlog = in_dynamodb = None
     if queue_url:
+        from txbox_workers.brokers import broker_of
+
         with closing(broker_of(queue_url).queue(queue_url)) as queue:
             backlog = queue.backlog()
     if lease_table is not None:
