@@ -15,7 +15,7 @@ from benchmarks.shared.database import SCHEMA, SUBSCRIBER
 from benchmarks.shared.measurements import Row, Sample, Table, WrongResult
 from benchmarks.shared.program import Benchmark, Option, Run
 from benchmarks.shared.work import in_processes, ready
-from txbox.audit import audit
+from txbox.operations.audit import audit
 
 DESTINATION = "own:benchmark"
 PLANTED = (0, 1, 100, 10_000)

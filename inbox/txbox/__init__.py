@@ -50,7 +50,7 @@ from txbox.errors import (
     TxboxError,
 )
 from txbox.lazy_names import lazy_names
-from txbox.message import Identify, Message, identify
+from txbox.messages.message import Identify, Message, identify
 from txbox.outcome import Outcome
 
 if TYPE_CHECKING:

@@ -1,9 +1,15 @@
 """How long to wait before the next try."""
 
+import itertools
+import logging
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from txbox.errors import InvalidConfiguration
+from txbox.text import text_of
 
 __all__ = ["Backoff"]
 
@@ -35,3 +41,62 @@ class Backoff:
 
 
 _LARGEST_EXPONENT = 62
+
+
+T = TypeVar("T")
+
+
+def retry(
+    work: Callable[[], T],
+    *,
+    again: Callable[[Exception, int], bool],
+    backoff: Backoff,
+    runs: int | None = None,
+    wait: Callable[[float], bool | None] = time.sleep,
+) -> T:
+    """Run work until it succeeds, and return its result; raises what the last run has raised.
+
+    Args:
+        work: what is run.
+        again: called with what a run has raised, and the number of that run, counted from 1; returns whether another
+            run may succeed. Not called for the last run.
+        backoff: the pauses between the runs, by the number of the run before.
+        runs: at most so many; None: no limit.
+        wait: pauses for so many seconds; returns whether to give up, as ``threading.Event.wait`` does.
+    """
+    for run in itertools.count(1):
+        try:
+            return work()
+        except Exception as error:
+            if run == runs or not again(error, run) or wait(backoff.seconds(run)):
+                raise
+    raise AssertionError("unreachable")
+
+
+AGAIN = Backoff(first_seconds=0.1, longest_seconds=10.0)
+"""Until what has raised is called again."""
+
+
+def run_until_return(work: Callable[[], object], *, name: str, wait: Callable[[float], bool | None]) -> None:
+    """Call something until it returns, again after whatever it raises: the body of a thread that must not end early.
+
+    ``name`` is the thread's, for the log. ``wait`` waits for so many seconds, and returns whether the thread is to end.
+    """
+    failures = 0
+    while True:
+        try:
+            work()
+            return
+        except BaseException as error:  # noqa: BLE001 - a thread that ends silently is the worst outcome
+            failures += 1
+            pause = AGAIN.seconds(failures)
+            try:
+                _log.error("%s raised an unexpected error, and runs again: %s", name, text_of(error))
+                _log.debug("%s failed", name, exc_info=True)
+            except BaseException:  # noqa: BLE001, S110 - a handler of the log may raise, too
+                pass
+            if wait(pause):
+                return
+
+
+_log = logging.getLogger("txbox.threads")

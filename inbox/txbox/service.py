@@ -13,8 +13,8 @@ from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any
 
+from txbox.backoff import run_until_return
 from txbox.errors import InvalidConfiguration
-from txbox.thread_loop import run_until_return
 
 STOP_SECONDS = 30.0
 """How long a stop waits for what was begun: what Kubernetes grants by default."""

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, NullPool
 
 from txbox import Inbox, InvalidConfiguration
-from txbox.audit.sides import AuditStatements
+from txbox.operations.audit.sides import AuditStatements
 from txbox.postgres.engines import open_engine
 from txbox.postgres.sql import quoted, unescaped
 from txbox.postgres.transactions import check_table

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from txbox.message import MAX_MESSAGE_ID_BYTES
+from txbox.messages.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import GIVEN_ID, REJECTED, PreparedEvents
 from txbox_spark.rejects.remarks import (

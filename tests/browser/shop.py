@@ -17,8 +17,8 @@ from support.workers.memory_worker import at_work
 from txbox import DeadLetter, DeadLetters, Inbox, Message, Outgoing, Reason
 from txbox.backoff import Backoff
 from txbox.maintenance import Maintainer, Retention
-from txbox.operator_actions import note_action
-from txbox.pauses import pause
+from txbox.operations.actions import note_action
+from txbox.operations.pauses import pause
 from txbox.relay import OutboxMessage, Relay
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker

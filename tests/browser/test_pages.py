@@ -9,8 +9,8 @@ from sqlalchemy import Engine
 from support.postgres.tcp_proxy import TcpProxy
 from txbox import DeadLetter, DeadLetters, Reason
 from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
-from txbox.operator_actions import note_action
-from txbox.pauses import pause
+from txbox.operations.actions import note_action
+from txbox.operations.pauses import pause
 from txbox_dashboard.app import PLACES
 
 from .conftest import TOKEN, Tab, sign_in

@@ -23,9 +23,9 @@ PUBLIC = {
     "txbox.coroutines": "AsyncInbox AsyncOutbox AsyncWatermarks async_update_if_newer async_update_once",
     "txbox.testing": "kill_at",
     "txbox.leases": "Acquisition LEASE_SECONDS Lease LeaseState Ledger PostgresLedger idempotent",
-    "txbox.pauses": "Pause find_named pause read_pauses resume",
-    "txbox.message_types": "Body MessageType",
-    "txbox.horizon": "AgeJudge MIN_WINDOW PRODUCER_SLACK UnknownAge",
+    "txbox.operations.pauses": "Pause find_named pause read_pauses resume",
+    "txbox.messages": "Body MessageType",
+    "txbox.inbox.age_judge": "AgeJudge MIN_WINDOW PRODUCER_SLACK UnknownAge",
     "txbox.inbox": "Inbox Recorded",
     "txbox.outbox": "Outbox Outgoing RELAY_SUBSCRIBER",
     "txbox.dead_letters": """
@@ -44,7 +44,7 @@ PUBLIC = {
     "txbox_local": "AcceptedMail LocalAws LocalPostgres LocalServerError LocalSmtp",
     "txbox.watermarks": "Advance WAIT_SECONDS Watermarks",
     "txbox.maintenance": "Maintainer MaintenanceReport PlannedTask Retention",
-    "txbox.audit": "AuditReport Finding FindingKind Stretch audit audit_inbox",
+    "txbox.operations.audit": "AuditReport Finding FindingKind Stretch audit audit_inbox",
     "txbox.instrumentation": """
         Audited BrokerLost BrokerRestored BulkLoaded Committed Contended DatabaseLost DatabaseRestored Drained Event
         HeartbeatFailed Hook HorizonRead Maintained Paused PublisherOverdue Received Relayed Resumed Retried
@@ -99,7 +99,7 @@ PUBLIC = {
     "txbox_http": """
         Answered Idempotency IdempotencyMiddleware InTransaction UnderLease everyone message_id posts_and_patches
     """,
-    "txbox.operator_actions": "AUDIT OperatorAction note_action read_actions",
+    "txbox.operations.actions": "AUDIT OperatorAction note_action read_actions",
     "txbox.status": """
         ActivitySeries ArchiveStatus BlockedLoad EXACT_UP_TO_ROWS GenerationStatus HandlerConflict HorizonStatus
         MaintenanceTask Runway RunwayReporter Status SubscriberStatus WorkerStatus find_blocked_loads read_activity

@@ -185,8 +185,8 @@ typed_bodies() {
 from dataclasses import dataclass
 
 from txbox import InvalidConfiguration, Message
-from txbox.message_types import MessageType
-from txbox.message_types.body import written
+from txbox.messages import MessageType
+from txbox.messages.body import written
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 A message may be wrapped several times, an EventBridge event inside an SNS notification inside an SQS message, say.
 Each wrapper is taken off, and what it says of the message becomes headers; the names that ``txbox.identify`` looks
-at are in ``txbox.message``.
+at are in ``txbox.messages.message``.
 
 A message that an outbox of txbox has sent says so, on the wrapper that it was put into: in the attributes of SQS or of
 SNS, or in the resources of an EventBridge event. There the body is restored byte for byte, and nothing more is taken
@@ -19,7 +19,9 @@ from types import MappingProxyType
 from typing import Any
 
 from txbox import Identify, MalformedMessage, Message, TxboxError, identify
-from txbox.message import (
+from txbox.messages.attributes import HEADER_BODY_ENCODING, decoded
+from txbox.messages.eventbridge import as_body, labels
+from txbox.messages.message import (
     HEADER_CLOUDEVENTS_ID,
     HEADER_CLOUDEVENTS_SOURCE,
     HEADER_DEDUPLICATION_ID,
@@ -33,8 +35,6 @@ from txbox.message import (
     time_from,
     valid_message_id,
 )
-from txbox.wire.attributes import HEADER_BODY_ENCODING, decoded
-from txbox.wire.eventbridge import as_body, labels
 from txbox_workers.delivery import Delivery
 
 __all__ = ["Envelope", "open_envelope"]

@@ -35,7 +35,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txbox import InvalidConfiguration, MalformedMessage, Message, MessageTooLarge, Mismatch, Outcome, TxboxError
-from txbox.message import valid_message_id
+from txbox.messages.message import valid_message_id
 from txbox_aws.clients import STEP_FUNCTIONS, RegionalClients, stepfunctions_client, translated
 
 if TYPE_CHECKING:

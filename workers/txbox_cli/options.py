@@ -51,7 +51,7 @@ def checked_destination(parameter: typer.CallbackParam, text: str | None) -> str
         UsageError: it is none.
     """
     if text is not None:
-        from txbox.wire.destinations import scheme
+        from txbox.messages.destinations import scheme
 
         try:
             scheme(text)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from txbox.operator_actions import note_action
+from txbox.operations.actions import note_action
 from txbox.postgres.transactions import short_transaction
 from txbox_dashboard.letter_runner import LetterRunner
 from txbox_dashboard.settings import Settings

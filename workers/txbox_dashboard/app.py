@@ -20,9 +20,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from txbox import SchemaMissing, TxboxError
-from txbox.error_logging import text_of
 from txbox.postgres.engines import adopt
 from txbox.postgres.sqlstates import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+from txbox.text import text_of
 from txbox_dashboard.access import (
     COOKIE,
     SESSION_SECONDS,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Engine
 
 from txbox.dead_letters import LetterOperations
-from txbox.error_logging import text_of
+from txbox.text import text_of
 from txbox_dashboard.settings import Settings
 from txbox_workers.brokers import letter_sender
 

@@ -2,7 +2,7 @@
 
 from urllib.parse import urlencode
 
-from txbox.pauses import pause, resume
+from txbox.operations.pauses import pause, resume
 from txbox_dashboard.actions import Action, NothingDone, Refused
 
 NOTE_CHARACTERS = 500

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, RowMapping
 from sqlalchemy.exc import DBAPIError
 
-from txbox.error_logging import text_of
 from txbox.errors import RightsMissing, TableLocked
 from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate
+from txbox.text import text_of
 
 STATEMENT_MILLISECONDS = 250
 """Of one statement, at most. It bounds what a page costs where an estimate of the planner is far off."""

@@ -1,16 +1,40 @@
 """The dashboard of a run: its pages show the schema of each stage, live."""
 
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from starlette.types import ASGIApp
 
 from txbox.postgres.urls import database_engine, database_url
 from txbox_dashboard import dashboard
-from txbox_demo.page_server import serving
 from txbox_demo.sandbox import Sandbox
+
+STOP_SECONDS = 2.0
+"""How long answers under way may take at the end."""
+
+
+@contextmanager
+def serving(app: ASGIApp, listener: socket.socket) -> Iterator[str]:
+    """Serve an application on a bound socket, and give the URL of its first page. What comes earlier waits."""
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=round(STOP_SECONDS)
+    )
+    server = uvicorn.Server(config)
+    listener.listen()
+    thread = threading.Thread(target=server.run, args=([listener],), name="page-server", daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join(STOP_SECONDS + 5)
+        listener.close()
+
 
 ALLOWED_HOSTS = ("127.0.0.1", "localhost")
 CONNECTIONS = 4

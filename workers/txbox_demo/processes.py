@@ -17,10 +17,10 @@ from txbox import DeadLetters, Inbox, Message, Outbox, Outcome, Outgoing
 from txbox.backoff import Backoff
 from txbox.instrumentation import Committed, Event, Received, Settled
 from txbox.leases import Lease, PostgresLedger
+from txbox.messages.destinations import SQS
 from txbox.postgres.transactions import ConnectionOrSession
 from txbox.postgres.urls import database_engine, database_url
 from txbox.relay import OutboxMessage, Publisher, Refused, Relay
-from txbox.wire.destinations import SQS
 from txbox_aws.publishers import aws_publishers
 from txbox_aws.sqs import SqsWorker, sqs_client
 from txbox_demo.purchases import read_purchases

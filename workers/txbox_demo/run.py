@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txbox import TxboxError
-from txbox.audit import audit
+from txbox.operations.audit import audit
 from txbox_aws.sqs import sqs_client
 from txbox_demo.checker import CHAIN, Report, check
 from txbox_demo.processes import N_DUPLICATES, N_RECEIVED, N_ROLLED_BACK, N_SENT, Task

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from txbox.errors import InvalidConfiguration
 from txbox.leases.handlers import is_coroutine_function
-from txbox.message import time_of_id
+from txbox.messages.message import time_of_id
 from txbox_http.exchange import Exchange
 from txbox_http.keys import InvalidKey, key_of, message_id, request_fingerprint
 from txbox_http.problems import DOCUMENTATION, problem

@@ -29,7 +29,7 @@ from txbox.coroutines import AsyncInbox
 from txbox.errors import InFlight, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
-from txbox.postgres.drivers.asyncpg_pooler import notice_pooler
+from txbox.postgres.drivers.asyncpg_connection import notice_pooler
 from txbox.postgres.engines import note_server, require_server
 from txbox.postgres.guards.commit_guard import (
     add_guard,

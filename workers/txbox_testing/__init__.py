@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from txbox_testing.load_run import load, try_every_point_of_load
     from txbox_testing.relay_run import Relayed, relay
     from txbox_testing.stages.stage import NotSettled
-    from txbox_testing.trial import try_every_point
-    from txbox_testing.trial_report import NotIdempotent, PointResult, TrialReport
+    from txbox_testing.trial import NotIdempotent, PointResult, TrialReport, try_every_point
 
 __all__ = [
     "PLACES",
@@ -54,8 +53,7 @@ _MODULES = {
     "load_run": "load try_every_point_of_load",
     "relay_run": "Relayed relay",
     "stages.stage": "NotSettled",
-    "trial": "try_every_point",
-    "trial_report": "NotIdempotent PointResult TrialReport",
+    "trial": "NotIdempotent PointResult TrialReport try_every_point",
 }
 
 

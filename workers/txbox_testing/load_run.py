@@ -12,7 +12,7 @@ from txbox_testing.database import TrialDatabase
 from txbox_testing.faults import Fault, crash_at
 from txbox_testing.stages.load_stage import LoadStage
 from txbox_testing.stages.stage import quiet
-from txbox_testing.trial_report import NotIdempotent, PointResult, TrialReport
+from txbox_testing.trial import NotIdempotent, PointResult, TrialReport
 
 Load = Callable[..., Any]
 

@@ -23,8 +23,8 @@ from sqlalchemy.orm import Session
 from txbox import InvalidConfiguration, Message
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter, is_coroutine_function, signature_of
-from txbox.message_types import MessageType
-from txbox.message_types.message_type import plain_type
+from txbox.messages import MessageType
+from txbox.messages.message_type import plain_type
 
 
 class HandlerWithLease(Protocol):

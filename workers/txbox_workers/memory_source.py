@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from txbox import Message
-from txbox.message import valid_message_id
+from txbox.messages.message import valid_message_id
 from txbox_workers.delivery import Delivery, Settlement
 
 __all__ = ["MemorySource"]

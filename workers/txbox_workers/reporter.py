@@ -20,17 +20,16 @@ from sqlalchemy import AssertionPool, Connection, Engine, StaticPool
 from sqlalchemy.exc import DBAPIError
 
 from txbox import RightsMissing, TxboxError, __version__
-from txbox.error_logging import text_of
+from txbox.backoff import run_until_return
+from txbox.operations.pauses import Pause
 from txbox.outbox.message_ids import new_message_id
-from txbox.pauses import Pause
 from txbox.postgres.driver_cursor import run
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_outage
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.status.activity import KEPT_DAYS
-from txbox.text import host_name, storable
-from txbox.thread_loop import run_until_return
+from txbox.text import host_name, storable, text_of
 
 REPORT_SECONDS = 3.0
 """Between two reports; and so long until a pause is noticed, at most."""

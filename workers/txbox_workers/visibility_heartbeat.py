@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from txbox.error_logging import text_of
-from txbox.thread_loop import run_until_return
+from txbox.backoff import run_until_return
+from txbox.text import text_of
 from txbox_workers.delivery import Delivery, Source
 
 __all__ = ["VisibilityHeartbeat"]

@@ -27,8 +27,8 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
-from txbox.message_types import MessageType
-from txbox.pauses import Pause
+from txbox.messages import MessageType
+from txbox.operations.pauses import Pause
 from txbox.postgres.drivers.greenlets import GreenletEvent
 from txbox.service import Service
 from txbox_workers.consumer_spans import ConsumerSpans
@@ -52,7 +52,7 @@ class Worker(Service):
     """Processes the messages of one source, each exactly once in effect.
 
     ``stop`` finishes the transactions under way, and hands back to the source what was not begun; so does a pause of
-    its subscriber (``txbox.pauses``), after which nothing is received until it ends.
+    its subscriber (``txbox.operations.pauses``), after which nothing is received until it ends.
     """
 
     _of = ""

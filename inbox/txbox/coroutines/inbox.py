@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from txbox.horizon import UnknownAge
+from txbox.inbox.age_judge import UnknownAge
 from txbox.inbox.inbox import NOTHING_KNOWN, WAIT_SECONDS, Inbox, Recorded
 from txbox.postgres.transactions import AsyncConnectionOrSession, run_on
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from txbox.message_types.body import Body
+from txbox.messages.body import Body
 from txbox.outbox.outbox import Delay, Outbox, Outgoing
 from txbox.postgres.transactions import AsyncConnectionOrSession, run_on
 from txbox.tracing import Tracing

@@ -6,8 +6,7 @@ from typing import Any
 from sqlalchemy import ColumnClause
 
 from txbox.postgres.transactions import AsyncConnectionOrSession, run_on
-from txbox.watermarks.advance import Advance
-from txbox.watermarks.watermarks import WAIT_SECONDS, Watermarks
+from txbox.watermarks.watermarks import WAIT_SECONDS, Advance, Watermarks
 
 
 class AsyncWatermarks:

@@ -51,8 +51,8 @@ from txbox.dead_letters.letter_filter import LetterFilter, filtered
 from txbox.dead_letters.order import OrderStatements, ids_of
 from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound, OutOfOrder
-from txbox.horizon import AgeJudge, UnknownAge
-from txbox.message import Message, earliest, fingerprint, time_of_id
+from txbox.inbox.age_judge import AgeJudge, UnknownAge
+from txbox.messages.message import Message, earliest, fingerprint, time_of_id
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.engines import adopt, require_server

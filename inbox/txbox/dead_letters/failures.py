@@ -25,7 +25,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from txbox.errors import InFlight
-from txbox.message import valid_subscriber_id
+from txbox.messages.message import valid_subscriber_id
 from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile

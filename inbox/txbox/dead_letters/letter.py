@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, History
-from txbox.message import fingerprint
+from txbox.messages.message import fingerprint
 from txbox.postgres.sql import with_moments
 from txbox.text import storable
 

@@ -45,7 +45,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from txbox.message import HEADER_EVENTBRIDGE_KEY, HEADER_FIRST_DELIVERY_ID, HEADER_KEY
+from txbox.messages.message import HEADER_EVENTBRIDGE_KEY, HEADER_FIRST_DELIVERY_ID, HEADER_KEY
 from txbox.postgres.driver_cursor import run
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table

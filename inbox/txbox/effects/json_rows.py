@@ -8,7 +8,7 @@ from typing import Any
 from txbox.effects.field_types import FieldType, refuse_constant
 from txbox.effects.fields import Field
 from txbox.errors import MalformedMessage
-from txbox.message import Message
+from txbox.messages.message import Message
 
 Row = tuple[str | None, ...]
 """The text of each field's value, as its type takes it; None: null."""

@@ -22,8 +22,8 @@ from psycopg.types.datetime import IntervalLoader
 from sqlalchemy import Connection
 
 from txbox.errors import EffectFailed, InvalidConfiguration, NotSendable
+from txbox.messages.destinations import scheme
 from txbox.outbox import Outbox, Outgoing
-from txbox.wire.destinations import scheme
 
 COLUMNS = {
     "body": ("text", "varchar", "json", "jsonb", "bytea"),

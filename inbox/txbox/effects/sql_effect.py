@@ -9,12 +9,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.effects.fields import Field, read_fields
-from txbox.effects.fresh_event import FRESH_EVENT, create_table, fill_table, with_rows
 from txbox.effects.json_rows import Row, RowReader
 from txbox.effects.publication import Publication, ReturnedRows
-from txbox.effects.sql_script import ScriptStatement, read_script
+from txbox.effects.sql_script import FRESH_EVENT, ScriptStatement, create_table, fill_table, read_script, with_rows
 from txbox.errors import EffectFailed, InvalidConfiguration
-from txbox.message import Message
+from txbox.messages.message import Message
 from txbox.outbox import Outbox
 from txbox.postgres.round_trip import Statement, Step
 from txbox.postgres.sql import array_literal, in_one_statement

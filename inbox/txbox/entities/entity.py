@@ -48,7 +48,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapped, Mapper, mapped_column
 
 from txbox.entities.event_ids import EventId, check_kind, valid_event_id, valid_source
 from txbox.errors import EntityMissing, InvalidConfiguration, TxboxError
-from txbox.message import valid_message_id
+from txbox.messages.message import valid_message_id
 from txbox.postgres.drivers.psycopg_connection import is_psycopg
 from txbox.postgres.transactions import ConnectionOrSession, in_transaction, is_session, refuse_for_coroutines
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TypeAlias
 
 from txbox.errors import InvalidConfiguration
-from txbox.message import valid_message_id, valid_text
+from txbox.messages.message import valid_message_id, valid_text
 
 EventId: TypeAlias = int | str
 """A number, or a text whose bytes grow, such as a UUID of version 7 or a ULID."""

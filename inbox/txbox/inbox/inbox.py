@@ -22,7 +22,7 @@ A message that is parked as a dead letter has a row here, too, with the letter's
 redrive deletes that row, so a copy that comes meanwhile waits for it as for A above, whatever generation the row is of.
 
 Rows that a maintainer has deleted are forgotten. What was sent before the subscriber's horizon and has no row is too
-old to judge: ``Expired`` (see ``txbox.horizon.age_judge``). Where nothing is forgotten, there is no horizon.
+old to judge: ``Expired`` (see ``txbox.inbox.age_judge``). Where nothing is forgotten, there is no horizon.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from txbox.errors import Expired, InFlight, Mismatch
-from txbox.horizon import AgeJudge, UnknownAge
-from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
+from txbox.inbox.age_judge import AgeJudge, UnknownAge
+from txbox.messages.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.postgres.driver_cursor import fetch_one, run
 from txbox.postgres.engines import note_server, require_server
 from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, row_of, rows_of, run_steps

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from txbox.error_logging import log_failure
 from txbox.outcome import Outcome
+from txbox.text import log_failure
 
 __all__ = [
     "Audited",
@@ -276,7 +276,7 @@ class DatabaseRestored(Event):
 
 @dataclass(frozen=True, slots=True)
 class Paused(Event):
-    """The subscriber of a worker, or a destination of a relay, was found to be paused (``txbox.pauses``).
+    """The subscriber of a worker, or a destination of a relay, was found to be paused (``txbox.operations.pauses``).
 
     Attributes:
         paused_by: who has asked for it.
@@ -309,7 +309,7 @@ class Audited(Event):
     """An audit of a subscriber has ended; its ``source`` are the destinations, or the inbox's table.
 
     Attributes:
-        counts: how many messages, by what became of them; the names are those of ``txbox.audit.AuditReport``.
+        counts: how many messages, by what became of them, named as in ``txbox.operations.audit.AuditReport``.
         balanced: nothing is wrong, as far as it can be judged.
         seconds: how long it has taken.
     """

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from txbox.error_logging import text_of
-from txbox.tracing.log_context import messages_in_hand
+from txbox.instrumentation.log_context import messages_in_hand
+from txbox.text import text_of
 
 __all__ = ["JsonFormatter"]
 

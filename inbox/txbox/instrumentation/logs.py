@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from txbox.error_logging import text_of
 from txbox.instrumentation.events import (
     MAINTAINER,
     Audited,
@@ -28,15 +27,16 @@ from txbox.instrumentation.events import (
     Settled,
     Stopped,
 )
+from txbox.instrumentation.log_context import in_hand
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outcome import Outcome
 from txbox.postgres.sqlstates import CONFLICTS
-from txbox.tracing.log_context import in_hand
+from txbox.text import text_of
 
 _maintenance_log = logging.getLogger("txbox.maintenance")
 _relay_log = logging.getLogger("txbox.relay")
 _worker_log = logging.getLogger("txbox.worker")
-_audit_log = logging.getLogger("txbox.audit")
+_audit_log = logging.getLogger("txbox.operations.audit")
 
 _LOGS = {RELAY_SUBSCRIBER: _relay_log, MAINTAINER: _maintenance_log}
 

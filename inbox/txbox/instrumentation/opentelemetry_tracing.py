@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 
 from txbox.errors import NotSendable
 from txbox.extras import needs
+from txbox.messages.destinations import EVENTBRIDGE, SNS, SQS, scheme
 from txbox.tracing import NO_SPAN, AttributeValue, Operation, Span, Traced, Tracing
-from txbox.wire.destinations import EVENTBRIDGE, SNS, SQS, scheme
 
 with needs("otel"):
     from opentelemetry import context as contexts

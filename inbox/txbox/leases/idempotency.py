@@ -28,8 +28,8 @@ from txbox.leases.handlers import has_lease_parameter, is_coroutine_function, si
 from txbox.leases.lease import LEASE_SECONDS, Lease
 from txbox.leases.ledger import Ledger
 from txbox.leases.runner import LeaseRunner, refuse_expired
-from txbox.message import Message, earliest, time_of_id
-from txbox.message import fingerprint as sha256
+from txbox.messages.message import Message, earliest, time_of_id
+from txbox.messages.message import fingerprint as sha256
 
 P = ParamSpec("P")
 R = TypeVar("R")

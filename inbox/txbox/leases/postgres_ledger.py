@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from txbox.backoff import Backoff
+from txbox.backoff import Backoff, retry
 from txbox.errors import Expired, InvalidConfiguration, LedgerError
-from txbox.horizon import AgeJudge, UnknownAge
+from txbox.inbox.age_judge import AgeJudge, UnknownAge
 from txbox.leases.lease import (
     LEASE_SECONDS,
     Acquisition,
@@ -39,12 +39,11 @@ from txbox.leases.lease import (
 )
 from txbox.leases.server_clock import TOLERANCE_SECONDS, ServerClock
 from txbox.leases.statements import LeaseStatements
-from txbox.message import valid_message_id, valid_subscriber_id
+from txbox.messages.message import valid_message_id, valid_subscriber_id
 from txbox.postgres.engines import adopt, require_server, retry_on_new_connections
 from txbox.postgres.sqlstates import PREPARED_REMEDY, is_lost_prepared_statement, is_outage, is_retryable, sqlstate
 from txbox.postgres.transactions import missing_schema
 from txbox.postgres.watchdog import bounded
-from txbox.retries import retry
 
 SILENT_PART = 1 / 6
 """Of a lease's length: how long the database may be silent before it is asked, and how long after that. A renewal
@@ -167,7 +166,7 @@ class PostgresLedger:
 
         Ask it of a lease before which no attempt is known to have failed: a maintainer forgets completed leases as it
         forgets ids, and this statement is later than the one that has acquired the lease (see
-        ``txbox.horizon.age_judge``).
+        ``txbox.inbox.age_judge``).
 
         Args:
             lease: of the message.

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from txbox.error_logging import log_failure, text_of
+from txbox.backoff import run_until_return
 from txbox.errors import LeaseLost
 from txbox.leases.lease import Lease, elapsed
 from txbox.leases.ledger import Ledger
-from txbox.thread_loop import run_until_return
+from txbox.text import log_failure, text_of
 
 RENEWED_AFTER = 1 / 3
 """Of a lease's length. A ledger gives up a silent store in a third of it at most, so others may be tried then."""

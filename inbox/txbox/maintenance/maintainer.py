@@ -22,7 +22,6 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from txbox.backoff import Backoff
-from txbox.error_logging import text_of
 from txbox.errors import InvalidConfiguration, TxboxError
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event, Hook, Maintained, Stopped, emit
 from txbox.instrumentation.events import MAINTAINER
@@ -32,9 +31,7 @@ from txbox.maintenance.retention import Retention
 from txbox.maintenance.rotation import Generations
 from txbox.maintenance.rotation.generations import MOST_GENERATIONS
 from txbox.maintenance.rotation.rotator import Rotator
-from txbox.maintenance.staging_sweeper import StagingSweeper
-from txbox.maintenance.staging_tables import StagingCatalogue
-from txbox.maintenance.sweeper import Sweeper, estimate
+from txbox.maintenance.sweeper import StagingSweeper, Sweeper, estimate
 from txbox.maintenance.tasks import SLACK, SweeperStatements, cursor_tasks, scan_tasks
 from txbox.maintenance.transactions import LeaseGone, MaintenanceStatements, MaintenanceTransactions
 from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
@@ -46,6 +43,8 @@ from txbox.postgres.transactions import check_table, short_transaction
 from txbox.service import Service
 from txbox.status import RunwayReporter
 from txbox.status.runway_reporter import INTERVAL_SECONDS as RUNWAY_SECONDS
+from txbox.status.staging_tables import StagingCatalogue
+from txbox.text import text_of
 
 __all__ = ["Maintainer", "MaintenanceReport", "PlannedTask"]
 

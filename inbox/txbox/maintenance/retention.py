@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 
 from txbox.errors import InvalidConfiguration
-from txbox.horizon import MIN_WINDOW
+from txbox.inbox.age_judge import MIN_WINDOW
 
 __all__ = ["Retention"]
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from math import inf
 from typing import Any
 
-from txbox.horizon import PRODUCER_SLACK
+from txbox.inbox.age_judge import PRODUCER_SLACK
 from txbox.maintenance.retention import Retention
 from txbox.postgres.sql import quoted
 from txbox.postgres.sql_files import SqlFile

@@ -25,12 +25,11 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from txbox.backoff import Backoff
+from txbox.backoff import Backoff, retry
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
-from txbox.retries import retry
 from txbox.text import host_name
 
 __all__ = ["LEASE_SECONDS", "LeaseGone", "MaintenanceStatements", "MaintenanceTransactions"]

@@ -21,8 +21,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from txbox.errors import InvalidConfiguration, NotSendable
-from txbox.message import HEADER_MESSAGE_ID, valid_message_id
-from txbox.message_types.body import Body, written
+from txbox.messages.body import Body, written
+from txbox.messages.destinations import require_sendable
+from txbox.messages.message import HEADER_MESSAGE_ID, valid_message_id
 from txbox.outbox.lanes import lane_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.notifier import notify_when_returned
@@ -32,7 +33,6 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import DATABASE_ERRORS
 from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
 from txbox.tracing import NO_TRACING, Operation, Span, Tracing, error_type
-from txbox.wire.destinations import require_sendable
 
 RELAY_SUBSCRIBER = "txbox:outbox"
 """The subscriber_id of relays in events; with ``:`` and the destination, that of their dead letters."""
@@ -52,7 +52,7 @@ class Outgoing:
     """A message to be published.
 
     Attributes:
-        destination: a queue's URL, a topic's or an event bus's ARN, or ``scheme:rest``; see ``txbox.wire``.
+        destination: a queue's URL, a topic's or an event bus's ARN, or ``scheme:rest``; see ``txbox.messages``.
         body: the payload: bytes; text, which is sent as UTF-8; or an object of a pydantic model or a dataclass, which
             is sent as JSON (needs pydantic, from ``txbox[typed]``).
         key: messages of one key and destination are sent in the order in which they were published.

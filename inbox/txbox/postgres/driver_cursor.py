@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection
 
-from txbox.postgres.drivers.asyncpg_statements import refuse_codecs, translated
+from txbox.postgres.drivers.asyncpg_connection import refuse_codecs, translated
 from txbox.postgres.drivers.own_adapters import OwnCursor, open_next_as_ours
 from txbox.postgres.drivers.psycopg_connection import is_psycopg
 

@@ -26,7 +26,7 @@ from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.exc import DisconnectionError
 
 from txbox.errors import InvalidConfiguration
-from txbox.postgres.drivers.asyncpg_pooler import refuse_names
+from txbox.postgres.drivers.asyncpg_connection import refuse_names
 from txbox.postgres.drivers.greenlets import wait_for
 from txbox.postgres.drivers.own_adapters import OwnAsyncCursor, OwnCursor, own_cursors
 from txbox.postgres.server import SERVER

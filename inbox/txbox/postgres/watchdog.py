@@ -31,8 +31,8 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from txbox.error_logging import log_failure
 from txbox.postgres.server import SERVER
+from txbox.text import log_failure
 
 WATCHDOG_SECONDS = 20.0
 """How long an answer may take before the server is asked whether it works on it."""

@@ -22,7 +22,6 @@ from functools import partial
 
 from sqlalchemy import Engine
 
-from txbox.error_logging import text_of
 from txbox.errors import BrokerError
 from txbox.postgres.sqlstates import OUT_OF_MEMORY, sqlstate
 from txbox.relay.async_publishers import EventLoop
@@ -33,6 +32,7 @@ from txbox.relay.pending import FEW_LANES, Claim
 from txbox.relay.scheduler import OUTAGE_BACKOFF, DestinationChange, Scheduler
 from txbox.relay.sender import ClaimResult, RelayStatements, Sender
 from txbox.relay.settlement import Row
+from txbox.text import text_of
 
 CONCURRENCY = 500
 """Claims at once; each has one call of a publisher under way."""

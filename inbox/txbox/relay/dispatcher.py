@@ -18,12 +18,12 @@ from typing import Any, Generic, TypeVar
 
 from txbox.bounded_memory import Recent
 from txbox.dead_letters.failures import describe
-from txbox.error_logging import text_of
 from txbox.errors import BrokerError, NotSendable
+from txbox.messages.destinations import scheme
 from txbox.relay.publisher import AsyncPublisher, OutboxMessage, PartlySent, Publisher, Refused, is_async
 from txbox.relay.settlement import Row
+from txbox.text import text_of
 from txbox.tracing import NO_SPAN, NO_TRACING, Operation, Span, Tracing, error_type
-from txbox.wire.destinations import scheme
 
 T = TypeVar("T")
 

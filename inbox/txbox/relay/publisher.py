@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Protocol, TypeGuard
 
 from txbox.dead_letters.failures import describe
-from txbox.error_logging import text_of
 from txbox.errors import BrokerError, InvalidConfiguration
 from txbox.leases.handlers import is_coroutine_function, refuse_unfinished
+from txbox.text import text_of
 
 AT_ONCE = 8
 """Messages of one call that an ``AsyncFunctionPublisher`` has under way together."""

@@ -28,7 +28,6 @@ from sqlalchemy import Connection, Engine, QueuePool
 
 from txbox.backoff import Backoff
 from txbox.dead_letters.dead_letters import DeadLetters
-from txbox.error_logging import text_of
 from txbox.errors import InvalidConfiguration, RightsMissing
 from txbox.instrumentation import (
     BrokerLost,
@@ -61,6 +60,7 @@ from txbox.relay.scheduler import DestinationChange, Scheduler
 from txbox.relay.sender import ClaimResult, RelayStatements, Sender
 from txbox.relay.settlement import BatchSettlement
 from txbox.service import Service
+from txbox.text import text_of
 from txbox.tracing import NO_TRACING, Tracing
 
 MAX_ATTEMPTS = 16

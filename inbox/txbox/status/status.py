@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Engine
 from txbox.dead_letters.order import OrderStatements
 from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.leases.status import LeaseStatus, read_lease_status
+from txbox.operations.pauses import Pause, read_pauses
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.status import OutboxStatus, read_outbox_status
-from txbox.pauses import Pause, read_pauses
 from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import moment, with_moments

@@ -29,19 +29,95 @@ comes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import ColumnClause, Connection
 
 from txbox.errors import InFlight, InvalidConfiguration
-from txbox.message import valid_subscriber_id, valid_text
+from txbox.messages.message import valid_subscriber_id, valid_text
 from txbox.postgres.driver_cursor import fetch_one, run
-from txbox.postgres.sql import array_literal
+from txbox.postgres.sql import array_literal, quote
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import DATABASE_ERRORS, LOCK_NOT_AVAILABLE, sqlstate
 from txbox.postgres.transactions import ConnectionOrSession, in_transaction, missing_schema, valid_lock_timeout
-from txbox.watermarks.advance import Advance, decide
-from txbox.watermarks.statements import WatermarkStatements
+
+
+class Advance(StrEnum):
+    """How an event compares with the watermark of its aggregate."""
+
+    APPLIED = "applied"
+    """It is above, and the watermark is its sequence now: apply the event in the same transaction."""
+    STALE = "stale"
+    """It is not above: applied before, or overtaken by a later one. Nothing is to be done."""
+    GAP = "gap"
+    """It is not the next one, with ``insist``. Nothing has changed: hand it back."""
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"Advance.{self.name} is not yes or no: compare with Advance.APPLIED")
+
+
+def decide(
+    before: int | None, sequences: Sequence[int], *, insist: bool = False, first: int = 1
+) -> tuple[list[Advance], int | None]:
+    """Compare events of one aggregate, in the order in which they count, with its watermark (None: there is none).
+
+    Returns an answer for each event, and the watermark after them. A set of events is decided here only; ``insist`` and
+    ``first`` are as for ``Watermarks.advance``.
+    """
+    answers: list[Advance] = []
+    mark = before
+    for sequence in sequences:
+        seen = first - 1 if insist and mark is None else mark
+        if seen is not None and sequence <= seen:
+            answers.append(Advance.STALE)
+        elif insist and seen is not None and sequence != seen + 1:
+            answers.append(Advance.GAP)
+        else:
+            answers.append(Advance.APPLIED)
+            mark = sequence
+    return answers, mark
+
+
+class WatermarkStatements(SqlFile, file="watermarks.sql"):
+    """The statements for the watermarks in one schema, under one prefix."""
+
+    advance: str
+    advance_next: str
+    drop_placeholder: str
+    read_sequence: str
+    advance_many: str
+    hold_many: str
+    settle_many: str
+    bound: str
+    kept_events: str
+    count_kept: str
+
+    def advance_from(self, relation: str, type_column: str | None, id_column: str, sequence_column: str) -> str:
+        """Return the statement that advances by the events of a table, and deletes from it those that are stale.
+
+        It takes lock_timeout (or null), subscriber_id, newest_only, and aggregate_type unless a column has it; it
+        returns how many events are left.
+
+        Args:
+            relation: the table, by its name alone; a temporary one comes first.
+            type_column: the column of the aggregate's type; None: it is given as a value.
+            id_column, sequence_column: those of its id, and of the event's sequence.
+        """
+        table = quote(relation)
+        kind = "%(aggregate_type)s" if type_column is None else f"event.{quote(type_column)}"
+        return f"""
+WITH {self.bound}, txbox_event AS MATERIALIZED (
+  SELECT event.ctid AS row_id, ({kind}::text) COLLATE "C" AS aggregate_type,
+    (event.{quote(id_column)}::text) COLLATE "C" AS aggregate_id, event.{quote(sequence_column)}::bigint AS sequence
+  FROM {table} AS event
+), {self.kept_events}, txbox_dropped AS (
+  DELETE FROM {table} AS event
+  WHERE NOT EXISTS (SELECT FROM txbox_kept WHERE txbox_kept.row_id = event.ctid)
+)
+{self.count_kept}"""
+
 
 WAIT_SECONDS = 1.0
 """How long to wait for another transaction that has the same watermark."""

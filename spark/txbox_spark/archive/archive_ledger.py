@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from txbox import InvalidConfiguration
-from txbox.audit.sides import AuditStatements
+from txbox.operations.audit.sides import AuditStatements
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql import moment
 from txbox.postgres.sql_files import SqlFile

@@ -16,10 +16,10 @@ from typing import Any
 from sqlalchemy import Engine
 
 from txbox import InvalidConfiguration
-from txbox.maintenance.staging_tables import TABLES_PER_TRANSACTION, StagingCatalogue
 from txbox.postgres.sql import quote, unescaped
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
+from txbox.status.staging_tables import TABLES_PER_TRANSACTION, StagingCatalogue
 from txbox_spark.loading.ledger import Run
 from txbox_spark.merging.fresh_event import quote_text, staged_columns
 from txbox_spark.reading.columns import MAX_NAME_BYTES, EventColumn

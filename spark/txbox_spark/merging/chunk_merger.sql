@@ -112,7 +112,7 @@ SELECT FROM {{inbox_horizon}} WHERE subscriber_id = %(subscriber_id)s
 
 -- fragment: behind_horizon
 -- Joined to events that are first, in a statement that is later than the one that has found them to be: see
--- txbox.horizon. What was parked, and redriven since the horizon, was not processed.
+-- txbox.inbox.age_judge. What was parked, and redriven since the horizon, was not processed.
 {{inbox_horizon}} AS horizon
 WHERE horizon.subscriber_id = %(subscriber_id)s AND NOT EXISTS (
   SELECT FROM {{dead_letter}} AS letter

@@ -140,8 +140,8 @@ def drop_refused() -> str:
 def drop_expired(sent_at: str | None, behind_horizon: str) -> str:
     """Leave no event in ``fresh_event`` that was sent before the horizon; count them, with some of their ids.
 
-    When an event was sent is the time in an id that is a UUID of version 7, as ``txbox.message.time_of_id`` has it, or
-    that of the column ``sent_at``, whichever is earlier; one without either is of unknown age, and stays.
+    When an event was sent is the time in an id that is a UUID of version 7, as ``txbox.messages.message.time_of_id``
+    has it, or that of the column ``sent_at``, whichever is earlier; one without either is of unknown age, and stays.
     ``behind_horizon`` is from chunk_merger.sql.
     """
     column = "NULL::timestamptz" if sent_at is None else f"event.{quote(sent_at)}"

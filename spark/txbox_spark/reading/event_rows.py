@@ -6,7 +6,7 @@ from typing import Any
 
 from txbox import InvalidConfiguration
 from txbox.effects import Field
-from txbox.message import MAX_MESSAGE_ID_BYTES
+from txbox.messages.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import (
     CORRUPT_RECORD,
     MESSAGE_ID,

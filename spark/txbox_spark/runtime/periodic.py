@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from txbox.thread_loop import run_until_return
+from txbox.backoff import run_until_return
 
 
 @contextmanager

@@ -7,9 +7,8 @@ from typing import ParamSpec, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from txbox.backoff import Backoff
+from txbox.backoff import Backoff, retry
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_outage, is_retryable, sqlstate
-from txbox.retries import retry
 
 OUTAGE_ATTEMPTS = 8
 """With the pauses between, half a minute or more, in which a standby can take over."""

@@ -7,7 +7,7 @@ from typing import Self
 
 from txbox import InvalidConfiguration
 from txbox.effects import Field
-from txbox.message import MAX_MESSAGE_ID_BYTES
+from txbox.messages.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, column_type, refuse_names
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.reading.identity import refuse_type

@@ -30,10 +30,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from txbox import TxboxError
+from txbox.backoff import retry
 from txbox.postgres.engines import open_engine
 from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
-from txbox.retries import retry
 from txbox_spark.loading.loader import LOAD_ATTEMPTS, LOAD_BACKOFF
 from txbox_spark.merging.chunk_merger import begin_chunk, merge_chunk
 from txbox_spark.merging.event_copier import copy_events

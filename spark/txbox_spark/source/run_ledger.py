@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine
 
 from txbox import TxboxError
-from txbox.loads.bulk_loads import BY_FORMAT
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
 from txbox.status.blocked_loads import run_lock
+from txbox.status.bulk_loads import BY_FORMAT
 from txbox_spark.loading.ledger import LedgerStatements, LoadLedger
 from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.options import ABANDONED_SECONDS

@@ -14,7 +14,7 @@ from support.txbox.outbox import numbered, publish
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work
-from txbox.operator_actions import read_actions
+from txbox.operations.actions import read_actions
 from txbox.outbox.sent_messages import SentMessages
 from txbox.relay import Relay
 

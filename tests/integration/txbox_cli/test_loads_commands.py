@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 
 from support.program import Ended
 from support.spark.bulk_loads import APPLY_ALLOWED, Books, purchases
-from txbox.loads import BulkLoads
+from txbox.status.bulk_loads import BulkLoads
 from txbox_spark.rejects.remarks import Remarks
 from txbox_spark.source.run_ledger import FRAME
 

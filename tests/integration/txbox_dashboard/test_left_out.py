@@ -17,8 +17,8 @@ from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work, make, numbered
 from txbox.maintenance import Maintainer, Retention
-from txbox.operator_actions import note_action
-from txbox.pauses import pause
+from txbox.operations.actions import note_action
+from txbox.operations.pauses import pause
 from txbox.relay import Relay
 from txbox.schema import tables
 from txbox_dashboard import dashboard, reader

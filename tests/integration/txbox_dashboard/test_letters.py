@@ -12,8 +12,8 @@ from support.postgres.statements import bytes_fetched, run
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.dead_letters import LetterOperations
-from txbox.operator_actions import read_actions
-from txbox.pauses import read_pauses
+from txbox.operations.actions import read_actions
+from txbox.operations.pauses import read_pauses
 from txbox_aws.sqs import SqsSource
 from txbox_dashboard import Sensitive, reader
 from txbox_dashboard.app import ACTIONS

@@ -15,8 +15,8 @@ from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work, make, numbered
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
-from txbox.operator_actions import note_action
-from txbox.pauses import pause
+from txbox.operations.actions import note_action
+from txbox.operations.pauses import pause
 from txbox.relay import Refused, Relay
 from txbox.status import read_status
 from txbox_dashboard.leases import pages as lease_pages

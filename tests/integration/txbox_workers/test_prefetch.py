@@ -20,7 +20,7 @@ from support.workers.memory_worker import at_work, make, numbered
 from support.workers.ordered import by_key
 from txbox import BrokerError, Message, Outcome
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, Drained, Received, Settled
-from txbox.pauses import pause, resume
+from txbox.operations.pauses import pause, resume
 from txbox_workers import reporter
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.memory_source import MemorySource

@@ -21,7 +21,7 @@ from support.workers.memory_worker import at_work, make, messages, numbered
 from txbox import DeadLetters, Inbox, InvalidConfiguration, Message, Outcome
 from txbox.instrumentation import Drained, Paused, Received, Resumed
 from txbox.leases import PostgresLedger
-from txbox.pauses import find_named, pause, read_pauses, resume
+from txbox.operations.pauses import find_named, pause, read_pauses, resume
 from txbox.status import WorkerStatus, read_status
 from txbox.status import workers as workers_status
 from txbox_aws.sqs import SqsWorker

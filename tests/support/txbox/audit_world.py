@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from txbox.audit import AuditReport
+from txbox.operations.audit import AuditReport
 
 HERE, ELSEWHERE = "own:billing", "own:other"
 HOUR = timedelta(hours=1)

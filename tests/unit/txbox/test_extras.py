@@ -23,7 +23,7 @@ ENTRY_MODULES = {
     "txbox_dashboard": "dashboard",
     "txbox_cli.http_server": "dashboard",
     "txbox_aws.clients": "aws",
-    "txbox_aws.dynamodb.values": "aws",
+    "txbox_aws.dynamodb.items": "aws",
     "txbox_aws.publishers.faults": "aws",
     "txbox_spark.source": "spark",
     "pyspark_txbox": "spark",

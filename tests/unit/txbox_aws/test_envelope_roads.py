@@ -12,8 +12,8 @@ from support.aws.envelopes import CLOUDEVENT, EVENTBRIDGE_EVENT, PURCHASE, SNS_N
 from support.aws.outgoing import BUS, QUEUE, TOPIC
 from support.aws.queues import attribute
 from txbox import MalformedMessage, Message, NotSendable
+from txbox.messages.destinations import require_sendable
 from txbox.relay import OutboxMessage
-from txbox.wire.destinations import require_sendable
 from txbox_aws.envelopes import Envelope
 from txbox_aws.publishers import EventBridgePublisher, SnsPublisher, SqsPublisher
 

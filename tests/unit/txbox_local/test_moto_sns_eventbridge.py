@@ -5,7 +5,7 @@ from typing import Any
 
 from moto.core import DEFAULT_ACCOUNT_ID
 
-from txbox_local.aws.moto_sns_eventbridge import patch_sns_eventbridge
+from txbox_local.aws.moto_server import patch_sns_eventbridge
 from txbox_local.aws.moto_sqs import patch_sqs
 
 

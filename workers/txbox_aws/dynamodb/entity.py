@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from txbox.entities.event_ids import EventId, check_kind, valid_event_id, valid_source
 from txbox.errors import EntityMissing, InvalidConfiguration
-from txbox.message import valid_message_id
+from txbox.messages.message import valid_message_id
 from txbox_aws.clients import DYNAMODB, translated
-from txbox_aws.dynamodb.values import plain, typed
+from txbox_aws.dynamodb.items import plain, typed
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient

@@ -58,7 +58,7 @@ from txbox.leases.lease import (
     owner,
     valid_lease_seconds,
 )
-from txbox.message import valid_message_id, valid_subscriber_id
+from txbox.messages.message import valid_message_id, valid_subscriber_id
 from txbox_aws.dynamodb.items import LeaseItems
 from txbox_aws.dynamodb.store_clock import SKEW_SECONDS
 from txbox_aws.dynamodb.table import TABLE, create_lease_table

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from txbox import Identify, identify
-from txbox.message_types import MessageType
+from txbox.messages import MessageType
 from txbox.postgres.drivers.greenlets import run_in_greenlet
 from txbox_aws.envelopes import Envelope
 from txbox_aws.lambda_.deadline import MARGIN_SECONDS

@@ -19,13 +19,12 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from txbox import Identify, InvalidConfiguration, Outcome, TxboxError, identify
-from txbox.backoff import Backoff
+from txbox.backoff import Backoff, retry
 from txbox.instrumentation import Event, Hook, Received, Settled, emit
 from txbox.instrumentation.logs import log_event
 from txbox.leases.lease import elapsed
-from txbox.message_types import MessageType
+from txbox.messages import MessageType
 from txbox.postgres.drivers.greenlets import sleep
-from txbox.retries import retry
 from txbox_aws.envelopes import Envelope
 from txbox_aws.lambda_.deadline import MARGIN_SECONDS, Deadline, seconds_left, timed, timed_batch
 from txbox_aws.lambda_.event_source import Batch, batch_item_failures, batches

@@ -7,7 +7,7 @@
 
 from typing import Any
 
-from txbox.wire.destinations import EVENTBRIDGE, SNS, SQS
+from txbox.messages.destinations import EVENTBRIDGE, SNS, SQS
 from txbox_aws.publishers.eventbridge import EventBridgePublisher
 from txbox_aws.publishers.publisher import AwsPublisher
 from txbox_aws.publishers.sns import SnsPublisher

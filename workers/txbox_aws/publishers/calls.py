@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from txbox.messages.attributes import attributes, encoded, wire_bytes
+from txbox.messages.destinations import is_fifo, is_token
 from txbox.relay import OutboxMessage
-from txbox.wire.attributes import attributes, encoded, wire_bytes
-from txbox.wire.destinations import is_fifo, is_token
 
 MAX_ENTRIES = 10
 """Of one call: of SQS's SendMessageBatch, SNS's PublishBatch and EventBridge's PutEvents alike.

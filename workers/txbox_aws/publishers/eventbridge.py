@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from txbox.messages.destinations import MAX_EVENTBRIDGE_BYTES
+from txbox.messages.eventbridge import entry_bytes, event_entry
 from txbox.relay import OutboxMessage
-from txbox.wire.destinations import MAX_EVENTBRIDGE_BYTES
-from txbox.wire.eventbridge import entry_bytes, event_entry
 from txbox_aws.clients import EVENTBRIDGE_PUBLISHER
 from txbox_aws.publishers.answers import PublishResult, result_in_order
 from txbox_aws.publishers.calls import Entry, PublishCall
@@ -22,7 +22,7 @@ class EventBridgePublisher(AwsPublisher):
 
     The body, a JSON object, is the event's detail. Its source is the message's header ``source``, or ``txbox``; its
     detail type the header ``detail-type``, or ``message``. Id, key and headers are among the event's resources, where
-    rules can match on them: see ``txbox.wire.eventbridge``. EventBridge keeps no order.
+    rules can match on them: see ``txbox.messages.eventbridge``. EventBridge keeps no order.
     """
 
     _use = EVENTBRIDGE_PUBLISHER

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 from txbox import BrokerError, InvalidConfiguration, TxboxError
 from txbox.bounded_memory import Recent
 from txbox.dead_letters.failures import describe
-from txbox.error_logging import text_of
+from txbox.messages.destinations import region
 from txbox.relay import OutboxMessage, PartlySent, Refused
-from txbox.wire.destinations import region
+from txbox.text import text_of
 from txbox_aws.clients import PUBLISHER, AwsUse, RegionalClients, code_of, translation
 from txbox_aws.publishers.answers import PublishResult, refusal
 from txbox_aws.publishers.calls import Entry, PublishCall, calls

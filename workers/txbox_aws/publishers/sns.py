@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from txbox.messages.destinations import MAX_SNS_BYTES
 from txbox.relay import OutboxMessage
-from txbox.wire.destinations import MAX_SNS_BYTES
 from txbox_aws.clients import SNS_PUBLISHER
 from txbox_aws.publishers.answers import PublishResult, result_by_ids
 from txbox_aws.publishers.calls import Entry, PublishCall, attributed_entry

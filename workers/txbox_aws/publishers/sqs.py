@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from txbox.messages.destinations import MAX_SQS_BYTES
 from txbox.relay import OutboxMessage
-from txbox.wire.destinations import MAX_SQS_BYTES
 from txbox_aws.clients import SQS_PUBLISHER
 from txbox_aws.publishers.answers import PublishResult, result_by_ids
 from txbox_aws.publishers.calls import Entry, PublishCall, attributed_entry

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from txbox import BrokerError, DeadLetter, Reason
 from txbox.dead_letters.order import order_key
-from txbox.message import HEADER_DEDUPLICATION_ID, HEADER_FIRST_DELIVERY_ID, HEADER_KEY, HEADER_MESSAGE_ID
-from txbox.wire.destinations import is_fifo, is_token
+from txbox.messages.destinations import is_fifo, is_token
+from txbox.messages.message import HEADER_DEDUPLICATION_ID, HEADER_FIRST_DELIVERY_ID, HEADER_KEY, HEADER_MESSAGE_ID
 from txbox_aws.clients import SQS, sqs_client, translated
 from txbox_aws.envelopes import restored_attributes
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from sqlalchemy import Engine
 
-from txbox.audit import AuditReport, Finding, FindingKind, Stretch
-from txbox.audit import audit as compare
-from txbox.audit import audit_inbox as balance
-from txbox.audit.report import COUNTS, FAULTS_OF_SENT
 from txbox.errors import NothingKept
-from txbox.operator_actions import AUDIT, note_action
+from txbox.operations.actions import AUDIT, note_action
+from txbox.operations.audit import AuditReport, Finding, FindingKind, Stretch
+from txbox.operations.audit import audit as compare
+from txbox.operations.audit import audit_inbox as balance
+from txbox.operations.audit.report import COUNTS, FAULTS_OF_SENT
 from txbox_cli import spark
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import (

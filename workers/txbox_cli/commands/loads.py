@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from txbox.loads import BulkLoad, BulkLoads, LoadState
 from txbox.status import find_blocked_loads
+from txbox.status.bulk_loads import BulkLoad, BulkLoads, LoadState
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database, DatabaseOptions, JsonOption, read_moment
 from txbox_cli.output import counted, print_counts, print_json, print_table, printable

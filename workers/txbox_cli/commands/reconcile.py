@@ -71,7 +71,7 @@ def reconcile(
 
 
 def _print(found: "Reconciliation") -> None:
-    from txbox.audit.report import COUNTS
+    from txbox.operations.audit.report import COUNTS
 
     others = {"parked": found.parked, "expired": found.expired, "discarded": found.discarded}
     rows = [

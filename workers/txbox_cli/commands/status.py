@@ -1,6 +1,8 @@
 """``txbox status``: what is done, what waits, what needs a person."""
 
 import math
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -9,16 +11,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txbox_cli.errors import mask
+from txbox import TxboxError
+from txbox_cli.errors import explain, mask
 from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue
-from txbox_cli.output import counted, print_json, print_table, printable, span
-from txbox_cli.watch import watch
+from txbox_cli.output import counted, plain_console, print_json, print_table, printable, span
+from txbox_cli.signals import terminated_as_interrupt
+
+
+def watch(read: Callable[[], Callable[[], None]], seconds: float, *, headed: bool) -> None:
+    """Show a report until this process is asked to end, which is its usual end.
+
+    In a terminal each report takes the place of the one before. If the first one cannot be read, that is raised; of a
+    later one it is said, and the next one is tried. ``read`` reads a report, and returns what prints it. ``headed``:
+    each begins with a line that says when it was read.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    console, in_terminal = plain_console(), sys.stdout.isatty()
+    is_first = True
+    try:
+        with terminated_as_interrupt():
+            while True:
+                try:
+                    show = read()
+                except (TxboxError, SQLAlchemyError) as error:
+                    if is_first:
+                        raise
+                    typer.echo(f"txbox: {printable(mask(explain(error)))}; next try in {seconds:g} s", err=True)
+                else:
+                    if in_terminal and headed:
+                        console.clear()
+                    if headed:
+                        typer.echo(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}, every {seconds:g} s; Ctrl-C ends")
+                    show()
+                is_first = False
+                time.sleep(seconds)  # a signal interrupts it
+    except KeyboardInterrupt:
+        return
+
 
 if TYPE_CHECKING:
     from txbox.leases.status import LeaseStatus, LedgerStatus
+    from txbox.operations.pauses import Pause
     from txbox.outbox.snapshot_holders import SnapshotHolder
     from txbox.outbox.status import DestinationStatus, OutboxStatus, RelayStatus
-    from txbox.pauses import Pause
     from txbox.status import ArchiveStatus, HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus
 
 ERROR_CHARACTERS = 60
@@ -95,7 +131,7 @@ def _read_others(queue_url: str | None, lease_table: str | None, *, exact: bool)
         with closing(broker_of(queue_url).queue(queue_url)) as queue:
             backlog = queue.backlog()
     if lease_table is not None:
-        from txbox_aws.dynamodb.status import EXACT_UP_TO_ITEMS, read_lease_table
+        from txbox_aws.dynamodb.table import EXACT_UP_TO_ITEMS, read_lease_table
 
         in_dynamodb = read_lease_table(lease_table, exact_up_to_rows=math.inf if exact else EXACT_UP_TO_ITEMS)
     return _Others(backlog, in_dynamodb)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from txbox.operator_actions import AUDIT, read_actions
-from txbox.pauses import read_pauses
+from txbox.operations.actions import AUDIT, read_actions
+from txbox.operations.pauses import read_pauses
 from txbox.status import Runway, read_runway
 from txbox_dashboard.view import Page, Request
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from txbox.operations.pauses import Pause, read_pauses
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.snapshot_holders import find_snapshot_holders, sees_all_sessions
 from txbox.outbox.status import STALE_SECONDS, DestinationStatus, RelayStatus, StatusStatements
-from txbox.pauses import Pause, read_pauses
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.status import read_activity

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from txbox.operations.pauses import Pause, read_pauses
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outcome import Outcome
-from txbox.pauses import Pause, read_pauses
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile

@@ -8,8 +8,8 @@ from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
-from txbox.error_logging import log_failure
 from txbox.postgres.drivers.greenlets import cancel, is_cancelled, run_in_greenlet
+from txbox.text import log_failure
 from txbox_workers.polling.context import PollingContext
 from txbox_workers.polling.prefetch_buffer import Waiting
 from txbox_workers.polling.prefetching_poller import BatchConsumer, ReceivedBatches

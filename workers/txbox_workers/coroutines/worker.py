@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from txbox import Outcome
 from txbox.instrumentation import Hook
-from txbox.message_types import MessageType
+from txbox.messages import MessageType
 from txbox.service import STOP_SECONDS
 from txbox_workers.coroutines.batch_tasks import BatchTasks, LoopCalls
 from txbox_workers.coroutines.options import DEFAULTS, AsyncWorkerOptions, for_functions

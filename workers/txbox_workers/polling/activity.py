@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from txbox import Outcome
-from txbox.pauses import Pause
+from txbox.operations.pauses import Pause
 from txbox.postgres.drivers.greenlets import GreenletEvent
 from txbox.postgres.sqlstates import DEADLOCK_DETECTED
 from txbox_workers.delivery import Delivery, Settlement

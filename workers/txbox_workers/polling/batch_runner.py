@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from txbox import Outcome
-from txbox.error_logging import log_failure
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Received
+from txbox.text import log_failure
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.polling.activity import oldest_sent_at
 from txbox_workers.polling.context import PollingContext, outage_seconds

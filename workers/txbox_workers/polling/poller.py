@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 from txbox import BrokerError
-from txbox.error_logging import log_failure
 from txbox.instrumentation import BrokerLost, BrokerRestored
+from txbox.text import log_failure
 from txbox_workers.polling.batch_runner import BatchRunner
 from txbox_workers.polling.context import PollingContext, outage_seconds
 from txbox_workers.polling.settler import Settler

@@ -19,8 +19,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from txbox import BrokerError, Outcome
-from txbox.error_logging import log_failure
 from txbox.instrumentation import BrokerLost, BrokerRestored
+from txbox.text import log_failure
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.polling.batch_runner import BatchRunner, watch_received
 from txbox_workers.polling.context import PollingContext, outage_seconds

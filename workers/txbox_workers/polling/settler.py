@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from txbox import BrokerError, Outcome
-from txbox.error_logging import log_failure, text_of
 from txbox.instrumentation import Settled
+from txbox.text import log_failure, text_of
 from txbox_workers.delivery import Settlement
 from txbox_workers.polling.context import PollingContext
 

@@ -17,13 +17,13 @@ from txbox.dead_letters.order import KeyOrder
 from txbox.effects.json_rows import Row
 from txbox.inbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, emit
+from txbox.instrumentation.log_context import in_hand
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
 from txbox.postgres.engines import retry_on_new_connections
 from txbox.postgres.guards.session_binds import bind_to
 from txbox.postgres.guards.transaction_guard import left_in_use
 from txbox.postgres.round_trip import Step, StepFailed, run_steps
-from txbox.tracing.log_context import in_hand
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import Handler
 from txbox_workers.options import ValidOptions

@@ -47,13 +47,13 @@ from txbox import (
 )
 from txbox.backoff import Backoff
 from txbox.dead_letters.failures import NO_OUTCOME, Failed, describe
-from txbox.error_logging import text_of
 from txbox.instrumentation import Committed, HeartbeatFailed, emit
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
 from txbox.leases.lease import AttemptEnd
 from txbox.leases.runner import LeaseRunner, Release, refuse_expired, release_after
-from txbox.message import fingerprint as sha256
+from txbox.messages.message import fingerprint as sha256
+from txbox.text import text_of
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.deadlocks import Stopping

@@ -17,7 +17,7 @@ from txbox import Outcome
 from txbox.backoff import Backoff
 from txbox.dead_letters.order import KeyHeld
 from txbox.instrumentation import Hook
-from txbox.tracing.log_context import in_hand
+from txbox.instrumentation.log_context import in_hand
 from txbox_workers.consumer_spans import NO_SPANS, ConsumerSpans
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.processing.outage_errors import bookkeeping

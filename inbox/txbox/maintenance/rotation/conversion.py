@@ -20,14 +20,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row
 
-from txbox.backoff import Backoff
+from txbox.backoff import Backoff, retry
 from txbox.errors import InvalidConfiguration, SchemaMissing
 from txbox.maintenance.rotation.generations import TRIES, Generations, is_contended
 from txbox.postgres.engines import adopt
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
-from txbox.retries import retry
 from txbox.schema import prefix_problem
 
 __all__ = ["InboxConversion"]

@@ -26,9 +26,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from txbox.backoff import Backoff
+from txbox.backoff import Backoff, retry
 from txbox.errors import InvalidConfiguration
-from txbox.horizon import PRODUCER_SLACK
+from txbox.inbox.age_judge import PRODUCER_SLACK
 from txbox.maintenance.transactions import MaintenanceStatements
 from txbox.postgres.engines import adopt
 from txbox.postgres.server import SERVER
@@ -36,7 +36,6 @@ from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
-from txbox.retries import retry
 
 __all__ = ["Generation", "Generations", "is_contended"]
 

@@ -20,7 +20,6 @@ import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from txbox.error_logging import text_of
 from txbox.errors import TxboxError
 from txbox.instrumentation.events import MAINTAINER
 from txbox.instrumentation.metrics import GENERATIONS
@@ -34,6 +33,7 @@ from txbox.postgres.watchdog import bounded
 from txbox.status.runway import read_runway
 from txbox.status.status import StatusStatements
 from txbox.status.workers import STALE_SECONDS, read_workers
+from txbox.text import text_of
 
 LIMIT_SECONDS = 8.0
 """Of a read with all its parts; Prometheus gives a scrape 10 seconds, unless it is told otherwise."""

@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Inbox, InFlight, Mismatch, Reason
 from txbox.maintenance.rotation import Generations, InboxConversion
-from txbox.message import Message
+from txbox.messages.message import Message
 
 LETTER = DeadLetter("billing", "m1", Reason.FAILED, "no", 3, "queue", b"{}")
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")

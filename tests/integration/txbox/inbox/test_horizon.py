@@ -11,7 +11,7 @@ from support.txbox.horizon import LONG_AGO, forget, id_of, move_horizon
 from support.txbox.inbox import recorded
 from support.waiting import wait_until
 from txbox import Expired, Inbox, InvalidConfiguration
-from txbox.horizon.age_judge import OLD_AFTER
+from txbox.inbox.age_judge import OLD_AFTER
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from sqlalchemy import Engine, create_engine, make_url
 from integration.txbox.maintenance.conftest import KEPT, StartMaintainer, found, left, record
 from support.postgres.statements import run, statements_sent
 from txbox import DeadLetter, DeadLetters, Expired, Failures, Inbox, InvalidConfiguration, LetterNotFound, Reason
-from txbox.audit import audit_inbox
 from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
 from txbox.instrumentation import Event, Maintained
 from txbox.leases import PostgresLedger
 from txbox.maintenance import Retention
+from txbox.operations.audit import audit_inbox
 
 DAY = timedelta(days=1)
 

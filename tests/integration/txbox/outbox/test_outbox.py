@@ -23,7 +23,7 @@ from txbox import (
     Outgoing,
     SchemaMissing,
 )
-from txbox.message import Message
+from txbox.messages.message import Message
 from txbox.schema import tables
 
 

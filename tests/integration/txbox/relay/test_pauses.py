@@ -15,9 +15,9 @@ from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import Outgoing
 from txbox.instrumentation import Drained, Paused, Resumed
+from txbox.operations.pauses import find_named, pause, resume
 from txbox.outbox.lanes import number_of
 from txbox.outbox.status import read_outbox_status
-from txbox.pauses import find_named, pause, resume
 from txbox.relay import OutboxMessage, poller, reporter
 from txbox.relay.pending import Claim, PendingLanes
 from txbox.relay.sender import ClaimResult, Sender

@@ -22,8 +22,8 @@ from support.waiting import wait_until
 from txbox import Outbox, Outgoing
 from txbox.errors import RightsMissing, SchemaMissing
 from txbox.instrumentation import DatabaseLost, Event
+from txbox.operations.pauses import pause
 from txbox.outbox.status import read_outbox_status
-from txbox.pauses import pause
 from txbox.relay import Relay, poller, reporter
 from txbox.relay.poller import MessageFinder, Poller, Snapshot
 from txbox.relay.sender import RelayStatements

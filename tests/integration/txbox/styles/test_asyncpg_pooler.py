@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from support.txbox.inbox import recorded
 from txbox import AsyncInbox, AsyncOutbox, InvalidConfiguration
-from txbox.postgres.drivers.asyncpg_pooler import notice_pooler
+from txbox.postgres.drivers.asyncpg_connection import notice_pooler
 
 pytestmark = pytest.mark.anyio
 

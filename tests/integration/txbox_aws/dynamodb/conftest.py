@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from support.txbox.leases import Store, dynamodb_store
-from txbox_aws.dynamodb.values import plain, typed
+from txbox_aws.dynamodb.items import plain, typed
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from botocore.config import Config
 from txbox import EntityMissing, InvalidConfiguration, InvalidMessageId, LedgerError
 from txbox_aws.dynamodb import dynamodb_client
 from txbox_aws.dynamodb.entity import update_if_newer, update_once
-from txbox_aws.dynamodb.values import plain
+from txbox_aws.dynamodb.items import plain
 from txbox_local import LocalAws
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from support.txbox.leases import Store, acquired
 from txbox import InvalidConfiguration, LeaseLost, LedgerError, Mismatch, ResultNotStored
 from txbox.leases import LeaseState
 from txbox_aws.dynamodb import DynamoDBLedger
+from txbox_aws.dynamodb.items import typed
 from txbox_aws.dynamodb.ledger import MAX_RESULT_BYTES, RETENTION_SECONDS
-from txbox_aws.dynamodb.values import typed
 from txbox_local import LocalAws
 
 DAY = 24 * 60 * 60

@@ -13,7 +13,7 @@ from support.txbox.leases import Store, acquired
 from txbox import LeaseLost, LedgerError
 from txbox.leases import LeaseState
 from txbox_aws.dynamodb import DynamoDBLedger
-from txbox_aws.dynamodb.values import typed
+from txbox_aws.dynamodb.items import typed
 from txbox_local import LocalAws
 
 pytestmark = pytest.mark.chaos

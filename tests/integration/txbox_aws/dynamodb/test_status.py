@@ -7,7 +7,7 @@ import pytest
 from support.txbox.leases import Store, acquired
 from txbox import LedgerError
 from txbox.leases.status import LeaseStatus, LedgerStatus
-from txbox_aws.dynamodb.status import read_lease_table
+from txbox_aws.dynamodb.table import read_lease_table
 
 
 def test_a_table_that_is_empty_has_no_ledgers(dynamodb: Any, store: Store) -> None:

@@ -121,7 +121,7 @@ def test_many_partitions_are_created_and_dropped_in_many_transactions(
     spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them takes locks, for which Postgres has room for some thousands."""
-    for module in ("txbox_spark.loading.staging_table", "txbox.maintenance.staging_tables"):
+    for module in ("txbox_spark.loading.staging_table", "txbox.status.staging_tables"):
         monkeypatch.setattr(f"{module}.TABLES_PER_TRANSACTION", 3)
     monkeypatch.setattr("txbox_spark.loading.jdbc_writer.JdbcWriter.max_chunks", 10)
     report = load(frame(spark, purchases(40)), schema_url, "jdbc", chunk_rows=1)

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from support.spark.bulk_loads import COPY_FIRST, Books, frame, load
 from support.txbox.horizon import LONG_AGO, forget, id_of, move_horizon
 from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Reason
-from txbox.message import time_of_id
+from txbox.messages.message import time_of_id
 from txbox_spark.merging.fresh_event import drop_expired
 from txbox_spark.merging.merge_plan import MergeStatements
 

@@ -21,7 +21,7 @@ from support.workers.fifo_source import FifoSource
 from support.workers.memory_worker import messages, numbered
 from txbox import Message
 from txbox.instrumentation import DatabaseLost, Retried, Settled
-from txbox.tracing.log_context import messages_in_hand
+from txbox.instrumentation.log_context import messages_in_hand
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 

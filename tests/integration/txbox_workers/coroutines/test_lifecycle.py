@@ -20,7 +20,7 @@ from support.workers.business import Business, once
 from support.workers.memory_worker import messages, numbered
 from txbox import InvalidConfiguration, Message, SchemaMissing, TxboxError
 from txbox.instrumentation import Drained, Paused, Resumed, Stopped
-from txbox.pauses import pause, resume
+from txbox.operations.pauses import pause, resume
 from txbox_workers.memory_source import MemorySource
 
 

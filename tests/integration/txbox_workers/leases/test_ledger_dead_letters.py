@@ -12,7 +12,7 @@ from support.workers.memory_worker import at_work, delivery, messages, process
 from txbox import DeadLetters, EffectUnknown, LedgerError, MalformedMessage, Message, Outcome
 from txbox.dead_letters.failures import NO_OUTCOME
 from txbox.leases import Lease, PostgresLedger
-from txbox.message import fingerprint
+from txbox.messages.message import fingerprint
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 

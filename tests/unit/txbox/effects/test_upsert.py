@@ -8,7 +8,7 @@ import pytest
 
 from txbox import InvalidConfiguration
 from txbox.effects import Field, Upsert
-from txbox.effects.upsert_target import TargetColumn, UpsertTarget
+from txbox.effects.upsert import TargetColumn, UpsertTarget
 
 
 def column(

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from txbox.instrumentation.json_logs import JsonFormatter
-from txbox.tracing.log_context import in_hand
+from txbox.instrumentation.log_context import in_hand
 
 
 def line(message: str, *arguments: object, **given: Any) -> dict[str, Any]:

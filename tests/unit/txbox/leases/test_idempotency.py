@@ -82,7 +82,7 @@ def test_a_decorated_handler_takes_what_the_handler_takes_but_the_lease() -> Non
         method_async = idempotent(ledger=LEDGER)(handler_async)
 
     assert str(inspect.signature(idempotent(handler, ledger=LEDGER))) == (
-        "(message: txbox.message.Message, greeting: str = 'hello') -> int"
+        "(message: txbox.messages.message.Message, greeting: str = 'hello') -> int"
     )
     assert list(inspect.signature(idempotent(handler_async, ledger=LEDGER)).parameters) == ["message"]
     decorated = idempotent(handler_async, ledger=LEDGER)

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from txbox.message import valid_message_id
+from txbox.messages.message import valid_message_id
 from txbox.outbox import message_ids
 from txbox.outbox.message_ids import new_message_id
 

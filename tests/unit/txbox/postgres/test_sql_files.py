@@ -124,7 +124,7 @@ def test_a_file_is_read_by_its_headers() -> None:
     assert parse(text) == {"x": "1", "a": "SELECT {{x}}\n  + 2"}
 
 
-_OF_COLUMNS = (("watermarks", "statements.py"), ("effects", "fresh_event.py"), ("effects", "upsert.py"))
+_OF_COLUMNS = (("watermarks", "watermarks.py"), ("effects", "sql_script.py"), ("effects", "upsert.py"))
 
 
 def test_sql_is_written_in_sql_files() -> None:

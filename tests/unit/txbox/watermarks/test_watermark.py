@@ -12,8 +12,7 @@ from sqlalchemy.orm import Session
 
 from txbox import InvalidConfiguration
 from txbox.watermarks import Advance, Watermarks
-from txbox.watermarks.advance import decide
-from txbox.watermarks.statements import WatermarkStatements
+from txbox.watermarks.watermarks import WatermarkStatements, decide
 
 APPLIED, STALE, GAP = Advance
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txbox_aws.dynamodb.values import plain, typed
+from txbox_aws.dynamodb.items import plain, typed
 
 NUMBERS = st.integers(-(10**37), 10**37) | st.decimals(-1000, 1000, places=3)
 SCALARS = st.none() | st.booleans() | NUMBERS | st.text() | st.binary()

@@ -11,8 +11,7 @@ from txbox_cli.output import print_json
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from txbox.pauses import Pause
-    from txbox.pauses.pauses import Kind
+    from txbox.operations.pauses import Kind, Pause
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A subscriber, or a destination as it was published.", show_default=False)
@@ -41,7 +40,7 @@ def pause(
 
     Functions in Lambda take no notice: disable their event source mapping.
     """
-    from txbox import pauses
+    from txbox.operations import pauses
 
     with db.engine() as engine:
         kind = _kind(engine, db, name, is_subscriber, force=force)
@@ -69,7 +68,7 @@ def resume(
 
     Exit status 1 if nothing of this name is paused.
     """
-    from txbox import pauses
+    from txbox.operations import pauses
 
     with db.engine() as engine:
         paused = [one for one in _read(engine, db) if one.name == name]
@@ -87,7 +86,7 @@ def resume(
 
 
 def _read(engine: "Engine", db: Database) -> "tuple[Pause, ...]":
-    from txbox.pauses import read_pauses
+    from txbox.operations.pauses import read_pauses
 
     with engine.connect() as connection:
         return read_pauses(connection, schema=db.schema, prefix=db.prefix)
@@ -99,7 +98,7 @@ def _kind(engine: "Engine", db: Database, name: str, is_subscriber: bool | None,
     Raises:
         UsageError: both have it, or neither has.
     """
-    from txbox.pauses import find_named, read_pauses
+    from txbox.operations.pauses import find_named, read_pauses
 
     asked: Kind | None = None if is_subscriber is None else "subscriber" if is_subscriber else "destination"
     if asked is not None and force:

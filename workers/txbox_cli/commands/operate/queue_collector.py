@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 
-from txbox.error_logging import text_of
 from txbox.extras import needs
+from txbox.text import text_of
 from txbox_workers.brokers import Queue, broker_of
 
 with needs("prometheus"):

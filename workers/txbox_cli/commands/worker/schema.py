@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from txbox import InvalidConfiguration
-from txbox.message_types import MessageType
+from txbox.messages import MessageType
 from txbox_cli import importer
 from txbox_cli.errors import UsageError
 from txbox_cli.output import print_json

@@ -1,0 +1,175 @@
+"""A message type, and how a body is read as it: by pydantic, from JSON.
+
+A body is malformed if pydantic says so, or if it is no JSON: ``NaN`` and ``Infinity``, which pydantic reads, are not in
+RFC 8259. Two members of one name are the last of them, as for ``json.loads``.
+"""
+
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from txbox.errors import InvalidConfiguration, MalformedMessage
+from txbox.messages.message import Message
+
+MAX_ERRORS = 10
+"""Errors of the validator that are told, of one body."""
+
+MAX_COUNTED_ERRORS = 1_000
+"""If there are more, only their number is told: pydantic makes a list of all of them or of none."""
+
+MAX_ERROR_CHARACTERS = 200
+"""Of one of them: a validator of the host's may quote the body."""
+
+
+def plain_type(of: Any) -> Any:
+    """Return the type that an alias, a ``NewType`` or an ``Annotated`` stands for."""
+    while True:
+        if get_origin(of) is Annotated:
+            of = get_args(of)[0]
+        elif (beneath := getattr(of, "__supertype__", getattr(of, "__value__", None))) is not None:
+            of = beneath
+        else:
+            return of
+
+
+def _members(of: Any) -> list[Any]:
+    """Return the types of a union, or the one type."""
+    plain = plain_type(of)
+    if isinstance(plain, UnionType) or get_origin(plain) is Union:
+        return [member for part in get_args(plain) for member in _members(part)]
+    return [plain]
+
+
+class MessageType:
+    """What a body is read as: a pydantic model, a dataclass, a ``TypedDict``, or a union or list of these.
+
+    Attributes:
+        of: the type itself.
+        name: of it, for people.
+    """
+
+    def __init__(self, of: Any) -> None:
+        """Make what reads bodies.
+
+        Args:
+            of: a type; ``Annotated[A | B, Field(discriminator="kind")]`` is one, too.
+
+        Raises:
+            InvalidConfiguration: pydantic cannot read it, or is not installed; or it may mean the body itself.
+        """
+        self.of = of
+        self.name = name_of(of)
+        if any(one in _BODY_ITSELF for one in _members(of)) or isinstance(of, TypeVar | str | dict):
+            raise InvalidConfiguration(
+                f"{self.name} is no message type: a pydantic model, a dataclass, a TypedDict, or a union of these is; "
+                "for the body as it came, take the Message, and its body or text"
+            )
+        self._adapter = adapter_of(of, self.name)
+
+    def __repr__(self) -> str:
+        return f"MessageType({self.name})"
+
+    def read(self, message: Message) -> Any:
+        """Return a message's body as an object of this type, made anew.
+
+        Raises:
+            MalformedMessage: the body is not JSON, or not of this type. The text has the validator's words, bounded in
+                length, and names fields but not their values.
+        """
+        try:
+            return read_as(self._adapter, message.body)
+        except Unreadable as error:
+            raise MalformedMessage(f"the body of message {message.id} is no {self.name}: {error}") from None
+
+    def json_schema(self, *, published: bool = False) -> dict[str, Any]:
+        """Return the JSON Schema of bodies of this type.
+
+        Args:
+            published: of what ``Outbox.publish`` writes, with computed fields; else of what is read.
+
+        Raises:
+            InvalidConfiguration: pydantic has none for a part of it.
+        """
+        from pydantic.errors import PydanticUserError
+
+        mode: Literal["serialization", "validation"] = "serialization" if published else "validation"
+        try:
+            schema = self._adapter.json_schema(mode=mode)
+        except PydanticUserError as error:
+            raise InvalidConfiguration(f"{self.name} has no JSON Schema: {error.message}") from error
+        return {"$schema": _DIALECT, **schema}
+
+
+class Unreadable(ValueError):
+    """A body is not JSON, or not of a type; the text has the validator's words."""
+
+
+def read_as(adapter: Any, body: bytes) -> Any:
+    """Return a body as an object of the type of pydantic's adapter; raises ``Unreadable``."""
+    from pydantic import ValidationError
+    from pydantic_core import from_json
+
+    words = ""
+    if b"NaN" in body or b"Infinity" in body:
+        try:
+            from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            words = f"Invalid JSON: {error}"
+    try:
+        if not words:
+            return adapter.validate_json(body)
+    except ValidationError as error:
+        words = _words(error)
+    except RecursionError:
+        words = "it is nested too deeply"
+    raise Unreadable(words) from None  # not from the validator's error, which quotes the body
+
+
+def adapter_of(of: Any, name: str) -> Any:
+    """Return pydantic's ``TypeAdapter`` for a type; raises as ``MessageType``."""
+    try:
+        from pydantic import TypeAdapter
+    except ImportError as error:
+        raise InvalidConfiguration(
+            f"message type {name} needs pydantic, which is not installed: pip install 'txbox[typed]'"
+        ) from error
+    try:
+        adapter = TypeAdapter(of)
+        if not adapter.pydantic_complete:  # a name in it is not defined yet; now, and not at the first message
+            adapter.rebuild(raise_errors=True)
+    except Exception as error:  # types say by code of their own how they are read
+        why = getattr(error, "message", None) or str(error)  # pydantic's text has a link, too
+        raise InvalidConfiguration(f"{name} is no message type that pydantic can read: {why}") from error
+    return adapter
+
+
+def name_of(of: Any) -> str:
+    """Return the name of a type, without its module: ``Purchase | Refund``."""
+    origin, parts = get_origin(of), get_args(of)
+    if origin is Annotated:
+        return name_of(parts[0])
+    if origin in (Union, UnionType):
+        return " | ".join(name_of(part) for part in parts)
+    if origin is None or origin is Literal:
+        return str(getattr(of, "__name__", of))
+    return f"{name_of(origin)}[{', '.join(map(name_of, parts))}]"
+
+
+def _words(error: Any) -> str:
+    """Return what the validator says: each field with its error, without the values."""
+    count = error.error_count()
+    if count > MAX_COUNTED_ERRORS:
+        return f"{count:,} errors"
+    told = error.errors(include_url=False, include_context=False, include_input=False)[:MAX_ERRORS]
+    words = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in told]
+    more = [f"{count - MAX_ERRORS:,} more"] if count > MAX_ERRORS else []
+    return "; ".join([*(_shortened(each) for each in words), *more])
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[: MAX_ERROR_CHARACTERS - 1]}…"
+
+
+_BODY_ITSELF = (str, bytes, bytearray, memoryview, Message)
+"""A handler with such an annotation may mean the body as it came, or a string in JSON."""
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -1,0 +1,1 @@
+"""What operators do: pause, act on record, and audit."""

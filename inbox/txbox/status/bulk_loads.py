@@ -1,0 +1,220 @@
+"""Runs of bulk loads, from the ledger: how far they are, and what is left of them when they are forgotten."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Engine
+
+from txbox.postgres.drivers.own_adapters import own_cursors
+from txbox.postgres.sql import with_moments
+from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.transactions import check_table, short_transaction
+from txbox.status.staging_tables import StagingCatalogue
+
+__all__ = ["SILENT_SECONDS", "BulkLoad", "BulkLoads", "LoadCounts", "LoadState"]
+
+
+SILENT_SECONDS = 60.0
+"""A load that is at work has a heartbeat every ten seconds; one that had none for so long has stopped."""
+
+SHOWN_REJECTED = 10
+"""How many rejected rows are shown of one load."""
+
+
+class LoadState(StrEnum):
+    """What has become of a bulk load."""
+
+    RUNNING = "running"  # its heartbeat is recent
+    STOPPED = "stopped"  # it has none, and no error: interrupted, or killed
+    FAILED = "failed"  # its last attempt has ended with an error
+    FINISHED = "finished"
+
+
+BY_FORMAT = "by format txbox"
+"""What the source of a write of Spark's format txbox ends with. No command resumes one: it is written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCounts:
+    """The rows of a load, each counted once: ``read`` is the sum of the others, where it is known."""
+
+    read: int | None  # None: a write of format txbox has not finished, and only then is it counted
+    rejected: int
+    duplicate_in_source: int
+    already_processed: int
+    parked: int
+    expired: int
+    applied: int
+    left: int | None  # rows of chunks that are not merged yet; None as for ``read``
+
+
+@dataclass(frozen=True, slots=True)
+class BulkLoad:
+    """One run of the ledger.
+
+    Attributes:
+        run_id: 12 hexadecimal digits.
+        subscriber_id: the subscriber that the events are applied for.
+        source: what is loaded, in words.
+        state: what has become of it.
+        writer: ``copy`` or ``jdbc``.
+        chunks: how many there are.
+        merged: how many of them are merged.
+        attempts: how often it was begun.
+        staging_table: the complete staging table, if there is one.
+        error: why the last attempt has ended; None if it has not failed.
+        started_at: when it was begun.
+        heartbeat_at: when it was last worked on.
+        finished_at: when its last chunk was merged; None if some are left.
+        counts: its rows.
+    """
+
+    run_id: str
+    subscriber_id: str
+    source: str
+    state: LoadState
+    writer: str
+    chunks: int
+    merged: int
+    attempts: int
+    staging_table: str | None
+    error: str | None
+    started_at: datetime
+    heartbeat_at: datetime
+    finished_at: datetime | None
+    counts: LoadCounts
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it is a write of Spark's format txbox, which is never resumed."""
+        return self.source.endswith(BY_FORMAT)
+
+
+class BulkLoadStatements(SqlFile, file="bulk_loads.sql"):
+    """The statements of ``bulk_loads.sql``."""
+
+    loads: str
+    rejected_sample: str
+    run_ids: str
+    finished_before: str
+    forget: str
+
+
+class BulkLoads:
+    """The runs in the ledger of one database."""
+
+    def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
+        """Name where the tables are, as for an inbox."""
+        self._engine = engine
+        self._sql = BulkLoadStatements.load(schema, prefix)
+        self._staging = StagingCatalogue(schema, prefix)
+
+    def check(self) -> None:
+        """Raise ``SchemaMissing`` if there is no ledger."""
+        with self._engine.connect() as connection, own_cursors(connection):
+            check_table(connection, self._sql.tables.bulk_load)
+            check_table(connection, self._sql.tables.bulk_load_chunk)
+
+    def list(
+        self, *, subscriber_id: str | None = None, state: LoadState | None = None, limit: int = 100
+    ) -> Sequence[BulkLoad]:
+        """Return runs, the last begun first.
+
+        Args:
+            subscriber_id: only those of this subscriber.
+            state: only those in this state.
+            limit: at most so many.
+        """
+        return [_load(row) for row in self._rows(subscriber_id=subscriber_id, state=state, limit=limit)]
+
+    def get(self, run_id: str) -> tuple[BulkLoad, tuple[str, ...]] | None:
+        """Return a run, and some of its rejected rows, each with the reason; None: there is none."""
+        rows = self._rows(run_id=run_id)
+        if not rows:
+            return None
+        sample = rows[0]["rejected_sample"]
+        if rows[0]["rows_rejected"] is None:  # only the chunks know
+            asked = {"run_id": run_id, "limit": SHOWN_REJECTED}
+            with short_transaction(self._engine) as connection:
+                sample = connection.exec_driver_sql(self._sql.rejected_sample, asked).scalars().all()
+        return _load(rows[0]), tuple(sample)
+
+    def run_ids(self, start: str) -> Sequence[str]:
+        """Return the ids that begin with a text."""
+        with short_transaction(self._engine) as connection:
+            return connection.exec_driver_sql(self._sql.run_ids, {"start": start}).scalars().all()
+
+    def finished_before(self, moment: datetime) -> Sequence[str]:
+        """Return the ids of the runs that were finished before a moment."""
+        with short_transaction(self._engine) as connection:
+            return connection.exec_driver_sql(self._sql.finished_before, {"moment": moment}).scalars().all()
+
+    def forget(self, run_id: str, *, force: bool = False) -> bool:
+        """Delete a run with its chunks and its staging tables; return whether it was deleted.
+
+        What it has applied stays, and so do the ids in the inbox. It can not be resumed any more; a new load of the
+        same events finds the ids, and applies the rest.
+
+        Args:
+            run_id: of the run.
+            force: also one that is worked on. Then its process fails, and what it has committed stays.
+        """
+        values = {"run_id": run_id, "is_forced": force, "silent_seconds": SILENT_SECONDS}
+        with short_transaction(self._engine) as connection:
+            gone = connection.exec_driver_sql(self._sql.forget, values).first() is not None
+            tables = self._staging.of_run(connection, run_id) if gone else []
+        for table in tables:  # their run is in no ledger now: what is not dropped here, `txbox maintain` finds
+            self._staging.drop(self._engine, table)
+        return gone
+
+    def _rows(
+        self,
+        *,
+        run_id: str | None = None,
+        subscriber_id: str | None = None,
+        state: LoadState | None = None,
+        limit: int = 1,
+    ) -> Sequence[dict[str, Any]]:
+        values = {
+            "run_id": run_id,
+            "subscriber_id": subscriber_id,
+            "state": state,
+            "silent_seconds": SILENT_SECONDS,
+            "limit": limit,
+        }
+        with short_transaction(self._engine) as connection:
+            rows = connection.exec_driver_sql(self._sql.loads, values).mappings()
+            return [with_moments(row, "started_at", "heartbeat_at", "finished_at") for row in rows]
+
+
+def _load(row: dict[str, Any]) -> BulkLoad:
+    plain = {one.name: row[one.name] for one in fields(BulkLoad) if one.name not in ("state", "counts")}
+    return BulkLoad(**plain, state=LoadState(row["state"]), counts=_counts(row))
+
+
+def _counts(row: dict[str, Any]) -> LoadCounts:
+    """Count each row of a load once.
+
+    A task of writer jdbc that was run again has staged its rows again, and the chunks have read them twice. Its survey
+    has counted rejected rows that no chunk has; a run that has finished has the sum.
+    """
+    has_sum = row["finished_at"] is not None and row["rows_rejected"] is not None
+    rejected = row["rows_rejected"] if has_sum else (row["rows_rejected"] or 0) + row["chunk_rejected"]
+    distinct = row["already_processed"] + row["applied"] + row["expired"]
+    is_counted = row["rows_read"] is not None
+    loadable = (row["rows_read"] if is_counted else row["chunk_rows"]) - rejected
+    met = loadable if row["finished_at"] else min(loadable, row["chunk_rows"] - row["chunk_rejected"])
+    duplicates = max(0, met - distinct)
+    return LoadCounts(
+        read=row["rows_read"],
+        rejected=rejected,
+        duplicate_in_source=duplicates,
+        already_processed=row["already_processed"] - row["parked"],
+        parked=row["parked"],
+        expired=row["expired"],
+        applied=row["applied"],
+        left=loadable - duplicates - distinct if is_counted else None,
+    )
