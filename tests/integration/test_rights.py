@@ -32,7 +32,7 @@ from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.watermarks import Advance, Watermarks
 from txbox_cli.app import run as txbox
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
-from txbox_spark.archive.archive_folder import BEGINNING, PROCESSED, SENT, Stretch
+from txbox_spark.archive.archive_folder import BEGINNING, PROCESSED, SENT, ArchiveStretch
 from txbox_spark.archive.archive_ledger import ArchiveLedger
 from txbox_spark.loading.ledger import LoadLedger
 from txbox_workers.memory_source import MemorySource
@@ -212,7 +212,7 @@ def test_for_an_archiver(engine: Engine) -> None:
         with archiver.connect() as connection:
             for statement in (ledger.sql.rows_sent, ledger.sql.rows_processed):
                 assert connection.exec_driver_sql(statement).all() == []
-        stretch = Stretch(state.archive_id, "run", BEGINNING, now, {SENT: {}, PROCESSED: {}})
+        stretch = ArchiveStretch(state.archive_id, "run", BEGINNING, now, {SENT: {}, PROCESSED: {}})
         assert ledger.propose(stretch, None)
         assert not ledger.propose(stretch, None)
         assert ledger.finish(stretch)

@@ -24,7 +24,7 @@ from sqlalchemy import (
 import txbox_migrations
 from support.postgres.engines import NO_HSTORE
 from txbox_migrations import LATEST
-from txbox_migrations.steps import STEPS, Step
+from txbox_migrations.steps import STEPS, VersionStep
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def downgrade(schema, prefix):
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """The number of a made-up version after the last one, that this release then knows: it adds a table ``made_up``."""
-    step = Step(
+    step = VersionStep(
         lambda op, schema, prefix: op.create_table(f"{prefix}made_up", Column("number", Integer), schema=schema),
         lambda op, schema, prefix: op.drop_table(f"{prefix}made_up", schema=schema),
     )

@@ -15,13 +15,13 @@ from txbox import Message, Outbox
 from txbox.leases import Lease, PostgresLedger
 from txbox.relay import OutboxMessage, Refused
 from txbox_demo import processes
-from txbox_demo.processes import MortalOutbox, Task
+from txbox_demo.processes import DemoTask, MortalOutbox
 from txbox_demo.services import send_mail
 
 ORDER, OTHER_ORDER = "cdnow-00007", "cdnow-00008"
 """The order that is lost, and the one that is doubled."""
 
-Run = Callable[[Task], None]
+Run = Callable[[DemoTask], None]
 
 
 def take_place(patch: pytest.MonkeyPatch, run: Run, *, moments: tuple[str, ...] | None = None) -> None:
@@ -40,17 +40,17 @@ def _note(what: str, name: str) -> None:
         file.write(f"{name}\n")
 
 
-def failing_relay(task: Task) -> None:
+def failing_relay(task: DemoTask) -> None:
     raise ValueError(f"no relay in slot {task.slot}")
 
 
-def patient_notification(task: Task) -> None:
+def patient_notification(task: DemoTask) -> None:
     """No lease runs out but those of killed workers."""
     processes.LEASE_SECONDS = 10.0
     processes.run_notification(task)
 
 
-def careless_notification(task: Task) -> None:
+def careless_notification(task: DemoTask) -> None:
     """It does not send one mail, and sends another one twice."""
 
     def send(message: Message, lease: Lease, smtp_port: int) -> None:
@@ -61,7 +61,7 @@ def careless_notification(task: Task) -> None:
     patient_notification(task)
 
 
-def forgetful_notification(task: Task) -> None:
+def forgetful_notification(task: DemoTask) -> None:
     """The ledger forgets what is completed whenever it is asked again; each mail is noted."""
 
     def send(message: Message, lease: Lease, smtp_port: int) -> None:
@@ -100,13 +100,13 @@ class _OwnTransactionOfBilling(MortalOutbox, _OwnTransaction):
     """Dies when that one has committed."""
 
 
-def careless_shop(task: Task) -> None:
+def careless_shop(task: DemoTask) -> None:
     processes.DECLINED_SHARE = 0.2
     processes.Outbox = _OwnTransaction  # type: ignore[misc]
     processes.run_shop(task)
 
 
-def careless_billing(task: Task) -> None:
+def careless_billing(task: DemoTask) -> None:
     """It publishes in a transaction of its own, and notes each order that it has published."""
     processes.MortalOutbox = _OwnTransactionOfBilling  # type: ignore[misc]
     processes.run_billing(task)
@@ -121,14 +121,14 @@ class _Losing:
         return list(self.publisher.send(kept)) if kept else []
 
 
-def losing_relay(task: Task) -> None:
+def losing_relay(task: DemoTask) -> None:
     """It confirms an order that it has not sent."""
     publishers = processes.aws_publishers
     processes.aws_publishers = lambda **_: {"sqs": _Losing(publishers()["sqs"])}  # type: ignore[assignment, dict-item]
     processes.run_relay(task)
 
 
-def dying_billing(task: Task) -> None:
+def dying_billing(task: DemoTask) -> None:
     """It comes to all of its moments, again and again."""
     while True:
         task.counts[0] += 1
@@ -137,5 +137,5 @@ def dying_billing(task: Task) -> None:
         time.sleep(0.001)
 
 
-def ending_shop(task: Task) -> None:
+def ending_shop(task: DemoTask) -> None:
     """It has nothing to do."""

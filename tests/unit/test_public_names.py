@@ -1,5 +1,6 @@
 """The public names: what people import is not changed by accident."""
 
+import ast
 import importlib
 import importlib.metadata
 import importlib.util
@@ -38,8 +39,8 @@ PUBLIC = {
     "txbox_aws.publishers": "AwsPublisher EventBridgePublisher SnsPublisher SqsPublisher aws_publishers",
     "txbox_aws.step_functions": "Execution Executions MAX_INPUT_BYTES execution_name stepfunctions_client",
     "txbox_testing": """
-        Delivered Fault NotIdempotent NotSettled PLACES PointResult Relayed TrialReport crash_at delay deliver duplicate
-        load lose_ack lose_commit lose_commit_answer overtake relay try_every_point try_every_point_of_load
+        Delivered Fault NotIdempotent NotSettled PLACES PointResult RelayedMessages TrialReport crash_at delay deliver
+        duplicate load lose_ack lose_commit lose_commit_answer overtake relay try_every_point try_every_point_of_load
     """,
     "txbox_local": "AcceptedMail LocalAws LocalPostgres LocalServerError LocalSmtp",
     "txbox.watermarks": "Advance WAIT_SECONDS Watermarks",
@@ -62,7 +63,7 @@ PUBLIC = {
     "txbox_workers.brokers": "Broker GROUP Queue broker_entry broker_of letter_sender scheme",
     "txbox_testing.conformance.source": "QueueUnderTest SourceConformance",
     "txbox_testing.conformance.publisher": """
-        Answer AsyncDestinationUnderTest AsyncPublisherConformance DestinationUnderTest PublisherConformance
+        AsyncDestinationUnderTest AsyncPublisherConformance DestinationUnderTest PublisherConformance SendAnswer
     """,
     "txbox_testing.conformance.ledger": "LedgerConformance LedgerStore",
     "txbox_testing.conformance.writer": "LoadUnderTest WriterConformance",
@@ -149,6 +150,17 @@ def test_every_module_of_the_reference_is_pinned() -> None:
     modules = {re.sub(r"\.[A-Z]\w*$", "", name) for name in documented}
     modules = {name if importlib.util.find_spec(name) else name.rpartition(".")[0] for name in modules}
     assert modules - PUBLIC.keys() == set()
+
+
+def test_no_class_name_stands_for_two_classes() -> None:
+    places: dict[str, list[str]] = {}
+    for folder in ("inbox", "workers", "spark", "migrations"):
+        for file in (REPOSITORY / folder).rglob("*.py"):
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(file.relative_to(REPOSITORY)))
+    assert len(places) > 500
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 def test_the_version_is_that_of_the_distribution() -> None:

@@ -127,7 +127,7 @@ def inbox_task(
     options["retry"] = _retry  # Celery makes attributes of options, for whatever base the app has when it is finalized
 
     def decorate(body: Body) -> Any:
-        work = _Work(body, inbox=inbox, engine=engine, seconds=options.get("time_limit"), bind=bind)
+        work = _TaskRunner(body, inbox=inbox, engine=engine, seconds=options.get("time_limit"), bind=bind)
 
         @functools.wraps(body)
         def run(task: Task, *args: Any, **kwargs: Any) -> None:
@@ -185,7 +185,7 @@ class _Call:
     has_returned: bool = False
 
 
-class _Work:
+class _TaskRunner:
     """Runs the body of one task in the transactions of its inbox."""
 
     def __init__(self, body: Body, *, inbox: Inbox, engine: Engine, seconds: float | None, bind: bool) -> None:

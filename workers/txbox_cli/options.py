@@ -75,7 +75,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class DatabaseTarget:
     """Where the tables are."""
 
     url: "URL"
@@ -101,7 +101,7 @@ class Database:
             engine.dispose()
 
 
-def database(url: UrlOption = None, schema: SchemaOption = None, prefix: PrefixOption = None) -> Database:
+def database(url: UrlOption = None, schema: SchemaOption = None, prefix: PrefixOption = None) -> DatabaseTarget:
     """Return the database that the options, or else the environment, name.
 
     Raises:
@@ -114,7 +114,7 @@ def database(url: UrlOption = None, schema: SchemaOption = None, prefix: PrefixO
     if not text:
         raise UsageError(f"no database is named; give --url or set {DATABASE_URL_VARIABLE} (`txbox dev` starts one)")
     given = [("--schema", schema or None), ("--prefix", prefix)]
-    return Database(
+    return DatabaseTarget(
         read_url(text, "--url" if url else DATABASE_URL_VARIABLE),
         schema or settings.database_schema,
         settings.table_prefix if prefix is None else prefix,
@@ -284,7 +284,7 @@ def _marks(parameter: inspect.Parameter) -> tuple[object, ...]:
     return getattr(parameter.annotation, "__metadata__", ())
 
 
-DatabaseOptions = Annotated[Database, ReadBy(database)]
+DatabaseOptions = Annotated[DatabaseTarget, ReadBy(database)]
 
 
 def read_url(text: str, origin: str = "--url") -> "URL":

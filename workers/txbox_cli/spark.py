@@ -12,7 +12,7 @@ import typer
 
 from txbox.errors import InvalidConfiguration
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import Database, ReadBy
+from txbox_cli.options import DatabaseTarget, ReadBy
 from txbox_cli.output import plain_console, progress_bars, span
 from txbox_cli.signals import ended_in_time, interrupted_plainly, seen_as_interrupt
 
@@ -168,7 +168,7 @@ EventsOptions = Annotated[Events, ReadBy(chosen_events)]
 
 
 def check_before_spark(
-    db: Database,
+    db: DatabaseTarget,
     events: Events,
     master: str | None,
     *,

@@ -63,7 +63,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _SignedIn:
     """What a valid cookie holds."""
 
     name: str
@@ -114,7 +114,7 @@ class Sessions:
             first = min(self._ended, key=self._ended.__getitem__)
             self._ended_until = max(self._ended_until, self._ended.pop(first))
 
-    def _found(self, cookie: str | None) -> "_Found | None":
+    def _found(self, cookie: str | None) -> "_SignedIn | None":
         try:
             text, signature = (_decoded(part) for part in (cookie or "").split("."))
             if not hmac.compare_digest(signature, self._signature(text)):
@@ -122,7 +122,7 @@ class Sessions:
             session: Any = json.loads(text)
         except ValueError:
             return None
-        found = _Found(str(session["name"]), session["until"], text, signature)
+        found = _SignedIn(str(session["name"]), session["until"], text, signature)
         if found.until < time.time() or found.until <= self._ended_until or signature in self._ended:
             return None
         return found

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from txbox.operations.actions import note_action
 from txbox.postgres.transactions import short_transaction
 from txbox_dashboard.letter_runner import LetterRunner
-from txbox_dashboard.settings import Settings
+from txbox_dashboard.settings import DashboardSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Action:
 
     engine: Engine
     form: Mapping[str, str]
-    settings: Settings
+    settings: DashboardSettings
     who: str
     runner: LetterRunner
 
@@ -54,11 +54,11 @@ class NothingDone(Exception):
     """There was nothing to do."""
 
 
-class Refused(Exception):
+class ActionRefused(Exception):
     """An action cannot be carried out as it was asked for; its text says why, and what to do."""
 
 
 ActionFunction = Callable[[Action], str]
-"""Carries an action out, and returns the path and query of the page that is shown next; or raises ``Refused``."""
+"""Carries an action out, and returns the path and query of the page that is shown next; or raises ``ActionRefused``."""
 
 _log = logging.getLogger("txbox.dashboard")

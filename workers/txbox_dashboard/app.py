@@ -32,7 +32,7 @@ from txbox_dashboard.access import (
     forgery_token,
     is_same_site,
 )
-from txbox_dashboard.actions import Action, ActionFunction, Refused
+from txbox_dashboard.actions import Action, ActionFunction, ActionRefused
 from txbox_dashboard.leases.pages import leases
 from txbox_dashboard.letter_runner import LetterRunner
 from txbox_dashboard.letters import actions
@@ -44,7 +44,7 @@ from txbox_dashboard.outbox.pages import outbox
 from txbox_dashboard.overview.pages import overview, subscriber
 from txbox_dashboard.pausing import pause_it, resume_it
 from txbox_dashboard.reader import Reader
-from txbox_dashboard.settings import Identify, Redact, Send, Settings
+from txbox_dashboard.settings import DashboardSettings, Identify, Redact, Send
 from txbox_dashboard.throttle import Throttle
 from txbox_dashboard.view import Page, PageFunction, Renderer, Request, span
 
@@ -128,14 +128,16 @@ def dashboard(
     Raises:
         InvalidConfiguration: arguments that cannot work.
     """
-    settings = Settings(schema, prefix, allow_actions, token, identify, show_bodies, redact, allowed_hosts, send)
+    settings = DashboardSettings(
+        schema, prefix, allow_actions, token, identify, show_bodies, redact, allowed_hosts, send
+    )
     return _Dashboard(adopt(engine), settings).application()
 
 
 class _Dashboard:
     """Answers requests."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: DashboardSettings) -> None:
         self._engine = engine
         self._settings = settings
         self._sessions = Sessions(settings.token) if settings.signs_in and settings.token is not None else None
@@ -296,7 +298,7 @@ class _Dashboard:
             action = Action(self._engine, fields, self._settings, session.name, self._runner)
             try:
                 target = await run_in_threadpool(act, action)
-            except Refused as error:
+            except ActionRefused as error:
                 return self._html(http, Page("problem.html", {"title": "Not done", "text": str(error)}, 400), session)
             except (SQLAlchemyError, TxboxError) as error:
                 return self._html(http, _unavailable(error), session)

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from txbox.dead_letters import LetterOperations
 from txbox.text import text_of
-from txbox_dashboard.settings import Settings
+from txbox_dashboard.settings import DashboardSettings
 from txbox_workers.brokers import letter_sender
 
 
@@ -29,7 +29,7 @@ class _Job:
 class LetterRunner:
     """Carries operations out in the order in which they were asked for."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: DashboardSettings) -> None:
         self._operations = LetterOperations(engine, schema=settings.schema, prefix=settings.prefix)
         self._settings = settings
         self._jobs: dict[int, _Job] = {}

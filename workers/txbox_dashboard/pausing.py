@@ -3,7 +3,7 @@
 from urllib.parse import urlencode
 
 from txbox.operations.pauses import pause, resume
-from txbox_dashboard.actions import Action, NothingDone, Refused
+from txbox_dashboard.actions import Action, ActionRefused, NothingDone
 
 NOTE_CHARACTERS = 500
 
@@ -35,4 +35,4 @@ def _named(action: Action) -> tuple[dict[str, str], str]:
         return {"subscriber_id": subscriber}, f"/subscriber?{urlencode({'id': subscriber}, errors='replace')}"
     if destination:
         return {"destination": destination}, "/outbox"
-    raise Refused("Say what: a subscriber or a destination.")
+    raise ActionRefused("Say what: a subscriber or a destination.")

@@ -4,7 +4,7 @@ import json
 from codecs import getincrementaldecoder
 from typing import Literal
 
-from txbox_dashboard.settings import Sensitive, Settings
+from txbox_dashboard.settings import DashboardSettings, Sensitive
 
 SHOWN_CHARACTERS = 20_000
 """Of a text, at most. Statements read so much of an error: one that is cut before it is redacted may hold half of a
@@ -19,7 +19,7 @@ HEX_BYTES = 512
 
 
 def redacted(
-    settings: Settings,
+    settings: DashboardSettings,
     kind: Literal["body", "header", "error"],
     text: str,
     message_id: str,
@@ -43,7 +43,7 @@ def redacted(
     return f"{text[:most]}… ({whole or f'{len(text):,} characters'} in all)"
 
 
-def error_line(settings: Settings, text: str, message_id: str, subscriber_id: str) -> str:
+def error_line(settings: DashboardSettings, text: str, message_id: str, subscriber_id: str) -> str:
     """Return an error as a table shows it."""
     return redacted(settings, "error", text, message_id, subscriber_id, most=LINE_CHARACTERS)
 

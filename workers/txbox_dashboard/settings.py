@@ -43,7 +43,7 @@ Send = Callable[[DeadLetter], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DashboardSettings:
     """The settings of one dashboard; see ``txbox_dashboard.dashboard``."""
 
     schema: str | None

@@ -19,7 +19,7 @@ from starlette.datastructures import QueryParams
 from txbox import __version__
 from txbox_dashboard.letter_runner import LetterRunner
 from txbox_dashboard.reader import Reader
-from txbox_dashboard.settings import Settings
+from txbox_dashboard.settings import DashboardSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Request:
 
     reader: Reader
     query: QueryParams
-    settings: Settings
+    settings: DashboardSettings
     runner: LetterRunner
     who: str | None = None
 

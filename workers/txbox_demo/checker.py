@@ -78,7 +78,7 @@ _REMARKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     """The result of a run."""
 
     wrong: dict[str, list[str]]  # by what it is: the ids; all empty if all is well
@@ -87,7 +87,7 @@ class Report:
     kills: dict[str, dict[str, int]] = field(default_factory=dict)  # of processes, by role and moment
     seconds: float = 0.0  # from the first order to the last ack
     kept: str = ""  # schema and queues that were left behind
-    spark_stage: "Report | None" = None  # of Spark
+    spark_stage: "DemoReport | None" = None  # of Spark
 
     @property
     def exact(self) -> bool:
@@ -103,7 +103,7 @@ class Report:
 
 def check(
     engine: Engine, purchases: Iterable[Purchase], mails: Iterable[AcceptedMail], statements: Mapping[str, str]
-) -> Report:
+) -> DemoReport:
     """Compare what is in the tables, and the mails, with the file: by the statements of ``ACCOUNTS`` or ``CHAIN``."""
     with engine.begin() as connection:
         _copy(connection, "purchase", map(astuple, purchases))
@@ -111,7 +111,7 @@ def check(
         wrong = {what: sorted(set(connection.exec_driver_sql(sql).scalars())) for what, sql in statements.items()}
         cents, counts = (connection.exec_driver_sql(sql).mappings().one() for sql in (_MONEY, _MAILS))
     figures = {name: (int(counts[name]), remark) for name, remark in _REMARKS.items()} if counts["mails"] else {}
-    return Report(wrong, figures, {name: int(amount or 0) for name, amount in cents.items()})
+    return DemoReport(wrong, figures, {name: int(amount or 0) for name, amount in cents.items()})
 
 
 def _copy(connection: Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:

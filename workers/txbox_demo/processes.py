@@ -42,7 +42,7 @@ N_ROLLED_BACK, N_SENT, N_RECEIVED, N_DUPLICATES = COUNTS = range(4)
 
 
 @dataclass(slots=True)
-class Task:
+class DemoTask:
     """What a process is to do."""
 
     database_url: str  # with the schema as its search path
@@ -77,7 +77,7 @@ def _kill(after: Callable[[], object] = lambda: None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_process(run: Callable[[Task], None], task: Task) -> None:
+def run_process(run: Callable[[DemoTask], None], task: DemoTask) -> None:
     """Be a process of the demo: the target of ``multiprocessing``."""
     os.setsid()  # Ctrl-C is for the program that has started it
     if parent := multiprocessing.parent_process():
@@ -90,7 +90,7 @@ def run_process(run: Callable[[Task], None], task: Task) -> None:
     run(task)
 
 
-def run_shop(task: Task) -> None:
+def run_shop(task: DemoTask) -> None:
     """Place the orders of this slot that are not placed, by date. All of one customer's are in one slot."""
     engine, outbox = task.engine(), Outbox()
     with engine.connect() as connection:
@@ -109,7 +109,7 @@ def run_shop(task: Task) -> None:
             task.may_die(INSERTED)
 
 
-def run_relay(task: Task) -> None:
+def run_relay(task: DemoTask) -> None:
     """Send what shop and billing have published, in small batches: what a killed relay has sent is sent again."""
     publishers = {SQS: LossyPublisher(aws_publishers()[SQS], task)}
     Relay(task.engine(), publishers, senders=1, batch_size=100, backoff=BACKOFF, keep_sent=timedelta(days=1)).run()
@@ -120,7 +120,7 @@ class LossyPublisher:
     """Sends through another publisher, and loses some of its answers: the relay sends those messages again."""
 
     publisher: Publisher
-    task: Task
+    task: DemoTask
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
         """Send, and return messages as refused whose answer is lost."""
@@ -133,7 +133,7 @@ class LossyPublisher:
         return refused + [Refused(message, "the answer was lost") for message in lost]
 
 
-def run_billing(task: Task) -> None:
+def run_billing(task: DemoTask) -> None:
     """Work through an inbox: the effect and what it publishes are in the transaction that records the messages."""
     effect = billing(MortalOutbox(task), task.queue_urls[1])
     _work(task, task.queue_urls[0], inbox=Inbox("billing"), engine=task.engine(), effect=effect)
@@ -142,7 +142,7 @@ def run_billing(task: Task) -> None:
 class MortalOutbox(Outbox):
     """An outbox beside which the process may die: what is done is not committed."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: DemoTask) -> None:
         super().__init__()
         self._task = task
 
@@ -153,7 +153,7 @@ class MortalOutbox(Outbox):
         return ids
 
 
-def run_notification(task: Task) -> None:
+def run_notification(task: DemoTask) -> None:
     """Work under leases: no transaction covers a mail."""
 
     def handler(message: Message, lease: Lease) -> None:
@@ -169,7 +169,7 @@ def run_notification(task: Task) -> None:
     _work(task, task.queue_urls[1], ledger=ledger, dead_letters=letters, handler=handler, lease_seconds=LEASE_SECONDS)
 
 
-def _work(task: Task, queue_url: str, **service: Any) -> None:
+def _work(task: DemoTask, queue_url: str, **service: Any) -> None:
     def hook(event: Event) -> None:
         match event:
             case Received():
@@ -205,7 +205,7 @@ def _happens(share: float) -> bool:
     return random.random() < share  # noqa: S311 - choices of the demo, no secrets
 
 
-ROLES: dict[str, tuple[Callable[[Task], None], tuple[str, ...]]] = {
+ROLES: dict[str, tuple[Callable[[DemoTask], None], tuple[str, ...]]] = {
     "shop": (run_shop, (INSERTED, ANYWHERE)),
     "relay": (run_relay, (SENT, ANYWHERE, CLAIMED)),
     "billing": (run_billing, (INSERTED, COMMITTED, ANYWHERE, RECEIVED)),

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from txbox import TxboxError
 from txbox.operations.audit import audit
 from txbox_aws.sqs import sqs_client
-from txbox_demo.checker import CHAIN, Report, check
-from txbox_demo.processes import N_DUPLICATES, N_RECEIVED, N_ROLLED_BACK, N_SENT, Task
+from txbox_demo.checker import CHAIN, DemoReport, check
+from txbox_demo.processes import N_DUPLICATES, N_RECEIVED, N_ROLLED_BACK, N_SENT, DemoTask
 from txbox_demo.purchases import read_purchases
 from txbox_demo.sandbox import OnProgress, Progress, Sandbox
 from txbox_demo.spark_stage import run_spark_stage
-from txbox_demo.supervisor import Group, Supervisor
+from txbox_demo.supervisor import DemoSupervisor, Group
 from txbox_local import LocalAws, LocalPostgres, LocalSmtp
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def run_demo(
     on_progress: OnProgress = lambda _: None,
     *,
     pages: "DashboardPages | None" = None,
-    on_report: Callable[[Report], None] = lambda _: None,
-) -> Report:
+    on_report: Callable[[DemoReport], None] = lambda _: None,
+) -> DemoReport:
     """Run the main job, or raise a TxboxError. What leads to a broker of its own stays in the environment.
 
     Args:
@@ -88,8 +88,8 @@ def run_demo(
         sandbox = Sandbox.open(url, client, cleanup, keep=plan.keep)
         if pages:
             pages.show(sandbox, cleanup)
-        task = Task(sandbox.url, sandbox.queue_urls, plan.purchases, smtp.port, environment, plan.seed)
-        supervisor = Supervisor(plan.groups(), task, sandbox, directory)
+        task = DemoTask(sandbox.url, sandbox.queue_urls, plan.purchases, smtp.port, environment, plan.seed)
+        supervisor = DemoSupervisor(plan.groups(), task, sandbox, directory)
         cleanup.callback(supervisor.kill)
         shop, begun = supervisor.groups[0], time.monotonic()
         progress = supervisor.drive(

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from txbox import Outbox, Outgoing, TxboxError
 from txbox.postgres.urls import DATABASE_URL_VARIABLE
-from txbox_demo.checker import ACCOUNTS, Report, check
-from txbox_demo.processes import N_DUPLICATES, Task
+from txbox_demo.checker import ACCOUNTS, DemoReport, check
+from txbox_demo.processes import N_DUPLICATES, DemoTask
 from txbox_demo.purchases import TOTAL_PURCHASES, Purchase, read_purchases
 from txbox_demo.sandbox import OnProgress, Sandbox
 from txbox_demo.services import BILLING_FIELDS, BILLING_FILE
-from txbox_demo.supervisor import Group, Supervisor
+from txbox_demo.supervisor import DemoSupervisor, Group
 from txbox_local.errors import log_tail
 
 WORKERS_STRIDE, BEFORE_STRIDE = 10, 3  # one of ten purchases goes to the workers, too; one of three of these at once
@@ -29,14 +29,14 @@ CHUNK_ROWS = 10_000  # small, so that the workers meet the load in many chunks
 
 
 def run_spark_stage(
-    sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitStack, on_progress: OnProgress
-) -> Report:
+    sandbox: Sandbox, task: DemoTask, directory: Path, cleanup: ExitStack, on_progress: OnProgress
+) -> DemoReport:
     """Load the whole file while workers process a part of it: in a sandbox of its own, as in ``run_demo``."""
     begun, purchases = time.monotonic(), list(read_purchases())
     (directory := directory / "final-stage").mkdir()  # both stages have a billing 1, and logs are named after processes
     chosen = purchases[::WORKERS_STRIDE]
     waiting = [[one for number, one in enumerate(chosen) if number % BEFORE_STRIDE]]
-    supervisor = Supervisor([Group("relay", 1), Group("billing", 2)], task, sandbox, directory)
+    supervisor = DemoSupervisor([Group("relay", 1), Group("billing", 2)], task, sandbox, directory)
     cleanup.callback(supervisor.kill)
     load = _start_load(task, purchases, directory)
     cleanup.callback(load.wait)
@@ -72,7 +72,7 @@ def _publish(sandbox: Sandbox, purchases: Sequence[Purchase]) -> None:
         Outbox().publish_many(connection, messages)
 
 
-def _start_load(task: Task, purchases: Sequence[Purchase], directory: Path) -> subprocess.Popen[bytes]:
+def _start_load(task: DemoTask, purchases: Sequence[Purchase], directory: Path) -> subprocess.Popen[bytes]:
     """Start `txbox bulk-load` on the whole file, as a person would: with the effect of the workers, and no outbox."""
     events = directory / "purchases.jsonl"
     events.write_text("".join(f"{purchase.as_json()}\n" for purchase in purchases))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from txbox import TxboxError
-from txbox_demo.processes import COUNTS, ROLES, Task, run_process
+from txbox_demo.processes import COUNTS, ROLES, DemoTask, run_process
 from txbox_demo.sandbox import OnProgress, Progress, Sandbox
 from txbox_local.errors import log_tail
 
@@ -32,7 +32,7 @@ class Group:
     messages: int = 0  # about how many all of them see
     killed: Counter[str] = field(default_factory=Counter)  # by moment
     started: int = 0
-    running: dict[int, tuple[BaseProcess, Task]] = field(default_factory=dict)  # by slot
+    running: dict[int, tuple[BaseProcess, DemoTask]] = field(default_factory=dict)  # by slot
     counts: list[Any] = field(default_factory=list)  # by slot; see COUNTS
 
     def count(self, what: int) -> int:
@@ -40,10 +40,10 @@ class Group:
         return sum(array[what] for array in self.counts)
 
 
-class Supervisor:
+class DemoSupervisor:
     """Starts processes by the standard library's fork server: in milliseconds, as it has loaded everything once."""
 
-    def __init__(self, groups: Sequence[Group], task: Task, sandbox: Sandbox, directory: Path) -> None:
+    def __init__(self, groups: Sequence[Group], task: DemoTask, sandbox: Sandbox, directory: Path) -> None:
         """Take the groups, what is the same for all of their tasks, what they work in, and a directory for logs."""
         self.groups, self._task, self._sandbox, self._directory = groups, task, sandbox, directory
         self._random = random.Random(task.seed)  # noqa: S311 - choices of the demo, no secrets

@@ -20,7 +20,7 @@ import txbox_migrations
 from txbox_migrations.steps import BASELINE
 
 
-class Step(Operation):
+class MigrationStep(Operation):
     """Brings txbox's tables from the version before to a version, and back; it knows no models.
 
     Steps that are there already are skipped, such as those of ``txbox db upgrade``. The settings ``TXBOX_SCHEMA`` and

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         overtake,
     )
     from txbox_testing.load_run import load, try_every_point_of_load
-    from txbox_testing.relay_run import Relayed, relay
+    from txbox_testing.relay_run import RelayedMessages, relay
     from txbox_testing.stages.stage import NotSettled
     from txbox_testing.trial import NotIdempotent, PointResult, TrialReport, try_every_point
 
@@ -31,7 +31,7 @@ __all__ = [
     "NotIdempotent",
     "NotSettled",
     "PointResult",
-    "Relayed",
+    "RelayedMessages",
     "TrialReport",
     "crash_at",
     "delay",
@@ -51,7 +51,7 @@ _MODULES = {
     "faults": "PLACES Fault crash_at delay duplicate lose_ack lose_commit lose_commit_answer overtake",
     "delivery": "Delivered deliver",
     "load_run": "load try_every_point_of_load",
-    "relay_run": "Relayed relay",
+    "relay_run": "RelayedMessages relay",
     "stages.stage": "NotSettled",
     "trial": "NotIdempotent PointResult TrialReport try_every_point",
 }

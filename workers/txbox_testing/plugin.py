@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from txbox import Inbox
     from txbox_local import LocalAws
-    from txbox_testing import Delivered, Relayed, TrialReport
+    from txbox_testing import Delivered, RelayedMessages, TrialReport
 
 EMBEDDED = "embedded"
 
@@ -106,7 +106,7 @@ def txbox_trial(txbox_engine: Engine, txbox_inbox: Inbox) -> Callable[..., Trial
 
 
 @pytest.fixture
-def txbox_relay(txbox_engine: Engine) -> Callable[..., Relayed]:
+def txbox_relay(txbox_engine: Engine) -> Callable[..., RelayedMessages]:
     """``txbox_testing.relay`` with the engine of the test: ``txbox_relay({"own": publisher})``."""
     from txbox_testing import relay
 

@@ -17,7 +17,7 @@ from txbox_testing.stages.stage import Stage, Stoppable, quiet
 
 
 @dataclass(frozen=True, slots=True)
-class Relayed:
+class RelayedMessages:
     """What relays have handed to publishers.
 
     Attributes:
@@ -41,7 +41,7 @@ def relay(
     prefix: str = "",
     timeout: float = TIMEOUT_SECONDS,
     **options: Any,
-) -> Relayed:
+) -> RelayedMessages:
     """Have a real relay send everything that the outbox holds.
 
     Args:
@@ -72,7 +72,7 @@ def relay(
             stage.settle()
         elif not fault.run(stage):
             raise InvalidConfiguration(f"{fault.name} could not happen: the outbox was empty without it")
-        return Relayed(tuple(stage.given))
+        return RelayedMessages(tuple(stage.given))
 
 
 class RelayStage(Stage):

@@ -51,7 +51,7 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
 from txbox.text import storable
 
-__all__ = ["KeyHeld", "KeyOrder", "OrderStatements", "ids_of", "order_key"]
+__all__ = ["HeldKeys", "KeyHeld", "OrderStatements", "ids_of", "order_key"]
 
 MAX_KEY_BYTES = 1_000
 """In UTF-8. A longer key is kept as its SHA-256: it is a part of an index."""
@@ -87,7 +87,7 @@ class OrderStatements(SqlFile, file="order.sql"):
     follow: str
 
 
-class KeyOrder:
+class HeldKeys:
     """Which keys of one subscriber are held; each method works in the transaction that has recorded the messages."""
 
     def __init__(self, subscriber_id: str, *, schema: str | None = None, prefix: str = "") -> None:

@@ -39,7 +39,7 @@ from txbox.inbox.age_judge import AgeJudge, UnknownAge
 from txbox.messages.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.postgres.driver_cursor import fetch_one, run
 from txbox.postgres.engines import note_server, require_server
-from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, row_of, rows_of, run_steps
+from txbox.postgres.round_trip import Reply, Statement, Step, StepFailed, row_of, rows_of, run_steps
 from txbox.postgres.sql import array_literal
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import DATABASE_ERRORS, LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
@@ -293,7 +293,7 @@ class Inbox:
             "fingerprints": array_literal([f"\\x{digests[id_].hex()}" for id_ in ordered if id_ in digests]),
         }
 
-    def recorded(self, connection: Connection, recording: Recording, answer: Answer, *, ends: bool = False) -> Recorded:
+    def recorded(self, connection: Connection, recording: Recording, answer: Reply, *, ends: bool = False) -> Recorded:
         """Take the answer to a recording's step; raises as ``record_many``, but for what ``Recorded`` has.
 
         ``ends``: if a message is expired, the transaction is given up anyway.

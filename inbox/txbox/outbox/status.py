@@ -51,7 +51,7 @@ One that was killed is recognised by its session, which is gone, unless a pooler
 _STALE = {"stale_after": timedelta(seconds=STALE_SECONDS)}
 
 
-class StatusStatements(SqlFile, file="status.sql"):
+class OutboxStatusStatements(SqlFile, file="status.sql"):
     """The statements of ``status.sql``."""
 
     bound_time: str
@@ -183,7 +183,7 @@ def read_outbox_status(
         dead_letters: how many wait for each destination.
         limit_seconds: of all statements together; what is not read by then is left out, and said to be.
     """
-    sql = StatusStatements.load(schema, prefix)
+    sql = OutboxStatusStatements.load(schema, prefix)
     bounds = _Bounds(engine, sql, time.monotonic() + limit_seconds)
     for table in (sql.tables.outbox_message, sql.tables.outbox_sent, sql.tables.outbox_relay):
         bounds.check(table)
@@ -220,7 +220,7 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
 
     ``schema`` and ``prefix`` are as for ``read_outbox_status``.
     """
-    sql = StatusStatements.load(schema, prefix)
+    sql = OutboxStatusStatements.load(schema, prefix)
     try:
         found = _Bounds(engine, sql).rows(sql.relays_at_work, _STALE)
     except DBAPIError as error:
@@ -235,7 +235,7 @@ class _Bounds:
     """Runs each statement in a transaction of its own, in limited time."""
 
     engine: Engine
-    sql: StatusStatements
+    sql: OutboxStatusStatements
     ends_at: float = math.inf
     """By ``time.monotonic``; no statement begins after it."""
 

@@ -93,7 +93,7 @@ class Step:
             raise ValueError("a NUL character, which Postgres cannot keep")
 
 
-class Answer:
+class Reply:
     """The answer to a step that went out with others: its result, or the error with which it has failed."""
 
     __slots__ = ("_result", "error")

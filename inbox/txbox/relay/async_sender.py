@@ -7,8 +7,8 @@
         └────────────── results ──────────── settle, and release the lanes ←────────┘ one after the other, as they end
 
 A delivery ends by itself, so one that hangs delays no other: it has its lanes, and nothing else. All that end while one
-transaction settles are settled together by the next; ``Settler`` keeps what could not be. Nothing here waits for the
-loop, and the loop waits for nothing here but a check of the claims, after a time in which this process did not run.
+transaction settles are settled together by the next; ``ClaimSettler`` keeps what could not be. Nothing here waits for
+the loop, and the loop waits for nothing here but a check of the claims, after a time in which this process did not run.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from sqlalchemy import Engine
 from txbox.errors import BrokerError
 from txbox.postgres.sqlstates import OUT_OF_MEMORY, sqlstate
 from txbox.relay.async_publishers import EventLoop
-from txbox.relay.async_settler import Settler
-from txbox.relay.claim_session import ClaimSession, Delivery
+from txbox.relay.async_settler import ClaimSettler
+from txbox.relay.claim_session import ClaimSession, SendingClaim
 from txbox.relay.dispatcher import CLAIM_CHECKS, Dispatcher
 from txbox.relay.pending import FEW_LANES, Claim
 from txbox.relay.scheduler import OUTAGE_BACKOFF, DestinationChange, Scheduler
@@ -105,7 +105,7 @@ class AsyncSender:
         self._report = report
         self._on_failure = on_failure
         self._wait = wait
-        self._settler = Settler(
+        self._settler = ClaimSettler(
             engine,
             sender,
             hold_seconds=publish_timeout_seconds,
@@ -115,11 +115,11 @@ class AsyncSender:
         self._sessions: list[ClaimSession] = []  # the last one claims; those before it end with their claims
         self._asked = -math.inf  # when the pool had no session to give
         self._taken: list[Claim] = []  # not read yet
-        self._deliveries: set[Delivery] = set()
+        self._deliveries: set[SendingClaim] = set()
         self._bytes = 0
         self._fewer_lanes, self._full_at = MOST_LANES, 0.0
-        self._ended: deque[Delivery] = deque()  # the loop has done with them
-        self._stuck: deque[Delivery] = deque()  # their coroutine goes on although it was cancelled
+        self._ended: deque[SendingClaim] = deque()  # the loop has done with them
+        self._stuck: deque[SendingClaim] = deque()  # their coroutine goes on although it was cancelled
         self._time_is_over = False
 
     def run(self) -> None:
@@ -227,7 +227,7 @@ class AsyncSender:
         rows_of = {lane: by_lane.setdefault(min(claim.lanes), []) for claim in claims for lane in claim.lanes}
         for row in rows:
             rows_of[row.lane].append(row)
-        started: list[Delivery] = []
+        started: list[SendingClaim] = []
         others: list[tuple[Claim, ClaimResult]] = []
         for claim in claims:
             own = ClaimResult(
@@ -245,7 +245,7 @@ class AsyncSender:
                 del found[self._claim_messages :]
                 own.is_async = True
                 size = sum(len(row.message.body) for row in found)
-                started.append(Delivery(claim, session, found, held, own, size))
+                started.append(SendingClaim(claim, session, found, held, own, size))
         self._deliveries.update(started)
         self._taken = [claim for claim, _ in others]  # if what follows fails, each claim is given back once
         self._bytes += sum(delivery.size for delivery in started)
@@ -304,7 +304,7 @@ class AsyncSender:
 
     # --- in the loop -------------------------------------------------------------------------------------------------
 
-    async def _deliver(self, delivery: Delivery) -> None:
+    async def _deliver(self, delivery: SendingClaim) -> None:
         try:
             await self._dispatcher.dispatch_async(
                 self._sender.sendable(delivery.rows, delivery.held),
@@ -320,11 +320,11 @@ class AsyncSender:
         except Exception as error:  # noqa: BLE001 - not a publisher's: at worst, it comes again at once, and for ever
             delivery.dispatched.outage = BrokerError(f"an unexpected error: {text_of(error)}")
 
-    def _end(self, delivery: Delivery) -> None:
+    def _end(self, delivery: SendingClaim) -> None:
         self._ended.append(delivery)
         self._scheduler.wake()
 
-    async def _stands(self, delivery: Delivery) -> None:
+    async def _stands(self, delivery: SendingClaim) -> None:
         """Wait until the claim was checked of late: this process may have been stopped for an hour."""
         while not delivery.lost and time.monotonic() - delivery.session.checked_at > 2 * self._check_seconds:
             self._scheduler.wake()
@@ -332,13 +332,13 @@ class AsyncSender:
         if delivery.lost:
             raise ClaimLost
 
-    def _on_stuck(self, delivery: Delivery) -> None:
+    def _on_stuck(self, delivery: SendingClaim) -> None:
         self._stuck.append(delivery)
         self._scheduler.wake()
 
     # --- settling ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, ended: Sequence[Delivery]) -> None:
+    def _settle(self, ended: Sequence[SendingClaim]) -> None:
         """Settle what has ended, release its lanes, and give the claims back."""
         if self._scheduler.closed:
             self._settler.hurry()
@@ -352,7 +352,7 @@ class AsyncSender:
             self._forget(delivery)
             self._scheduler.fail(delivery.claim)
 
-    def _finish_lost(self, delivery: Delivery) -> None:
+    def _finish_lost(self, delivery: SendingClaim) -> None:
         """Give back a claim whose coroutine has ended at last."""
         claim, dispatched = delivery.claim, delivery.dispatched
         result = ClaimResult(fresh=dict(claim.fresh), due=set(claim.due), outage=dispatched.outage, is_async=True)
@@ -360,12 +360,12 @@ class AsyncSender:
         self._forget(delivery)
         self._report(result, self._scheduler.finish(claim, result))
 
-    def _forget(self, delivery: Delivery) -> None:
+    def _forget(self, delivery: SendingClaim) -> None:
         self._deliveries.discard(delivery)
         self._bytes -= delivery.size
 
 
-def _all_of(deliveries: "deque[Delivery]") -> Iterator[Delivery]:
+def _all_of(deliveries: "deque[SendingClaim]") -> Iterator[SendingClaim]:
     while deliveries:
         yield deliveries.popleft()
 

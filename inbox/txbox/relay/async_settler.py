@@ -19,7 +19,7 @@ from txbox.postgres.guards.commit_guard import begin_with
 from txbox.postgres.round_trip import Statement, Step, run_steps
 from txbox.postgres.server import SERVER
 from txbox.postgres.transactions import driver_cursor
-from txbox.relay.claim_session import Delivery
+from txbox.relay.claim_session import SendingClaim
 from txbox.relay.scheduler import OUTAGE_BACKOFF
 from txbox.relay.sender import ClaimResult, Sender, check_server
 from txbox.relay.settlement import BatchSettlement
@@ -34,14 +34,14 @@ MOST_REFUSED = 3
 """Destinations whose settlements are refused, one after the other, before it is taken for a refusal of all."""
 
 
-class Settled(NamedTuple):
+class SettledClaims(NamedTuple):
     """What has become of deliveries."""
 
-    done: Sequence[Delivery]
-    given_up: Sequence[Delivery]  # they could not be settled for too long
+    done: Sequence[SendingClaim]
+    given_up: Sequence[SendingClaim]  # they could not be settled for too long
 
 
-class Settler:
+class ClaimSettler:
     """Settles deliveries, by transactions of its own on one connection. Not thread-safe."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Settler:
         self._bound = Statement.of(SERVER.bound_wait).with_values(lock_timeout=f"{milliseconds}ms")
         self._check_claims = check_claims
         self._on_failure = on_failure
-        self._waiting: list[Delivery] = []
+        self._waiting: list[SendingClaim] = []
         self._outages = 0  # tries since a transaction could be committed
         self._refused: set[str] = set()  # destinations that were refused since one was settled
         self._try_at = -math.inf
@@ -123,7 +123,7 @@ class Settler:
             return self._try_at
         return min((delivery.settle_at for delivery in self._waiting), default=math.inf)
 
-    def settle(self, ended: Sequence[Delivery], *, last_try: bool) -> Settled:
+    def settle(self, ended: Sequence[SendingClaim], *, last_try: bool) -> SettledClaims:
         """Settle what has ended, and what could not be settled before; ``last_try``: nothing is tried again.
 
         Raises what ``check_claims`` raises.
@@ -143,9 +143,9 @@ class Settler:
         left = [delivery for delivery in self._waiting if delivery not in settled]
         given_up = [delivery for delivery in left if last_try or delivery.settle_until <= now]
         self._waiting = [] if last_try else [delivery for delivery in left if delivery.settle_until > now]
-        return Settled(done, given_up)
+        return SettledClaims(done, given_up)
 
-    def _committed(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+    def _committed(self, deliveries: Sequence[SendingClaim]) -> Sequence[SendingClaim]:
         """Commit settlements, together or else one by one; return those that are committed."""
         try:
             self._commit(deliveries)
@@ -172,9 +172,9 @@ class Settler:
             self._refused.clear()
         return deliveries
 
-    def _committed_singly(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+    def _committed_singly(self, deliveries: Sequence[SendingClaim]) -> Sequence[SendingClaim]:
         """Commit settlements one by one; once it looks as if all were refused, one more shows whether that goes on."""
-        done: list[Delivery] = []
+        done: list[SendingClaim] = []
         for number, delivery in enumerate(deliveries):
             if self._outages:
                 break
@@ -197,7 +197,7 @@ class Settler:
     def _works_again(self) -> None:
         self._outages, self._try_at = 0, -math.inf
 
-    def _commit(self, deliveries: Sequence[Delivery]) -> None:
+    def _commit(self, deliveries: Sequence[SendingClaim]) -> None:
         """Settle deliveries in one transaction; without any, see whether that could be done."""
         self.open()  # before the claims are checked: it may take long
         every = ClaimResult(settlement=BatchSettlement.merged(delivery.result.settlement for delivery in deliveries))

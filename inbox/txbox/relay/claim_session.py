@@ -13,7 +13,7 @@ from txbox.postgres.transactions import driver_cursor
 from txbox.relay.dispatcher import DispatchResult
 from txbox.relay.pending import Claim
 from txbox.relay.sender import ClaimResult, RelayStatements, Sender, array
-from txbox.relay.settlement import HeldKey, Row
+from txbox.relay.settlement import FailedKey, Row
 
 
 class ClaimSession:
@@ -42,7 +42,7 @@ class ClaimSession:
         # server's statistics are reset, it looks like another one.
         self.servers: set[str] = set()
 
-    def read(self, claim: Claim, result: ClaimResult, *, limit: int) -> tuple[list[Row], set[HeldKey]]:
+    def read(self, claim: Claim, result: ClaimResult, *, limit: int) -> tuple[list[Row], set[FailedKey]]:
         """Claim the lanes of many destinations, and read them; see ``Sender.read``."""
         connection, sql, began = self._connection, self._statements, time.monotonic()
         steps = [Statement.of(sql.lock_lanes).with_values(lanes=array(sorted(claim.lanes)))]
@@ -94,13 +94,13 @@ class ClaimSession:
 
 
 @dataclass(slots=True, eq=False)
-class Delivery:
+class SendingClaim:
     """A claim whose messages are being sent."""
 
     claim: Claim
     session: ClaimSession
     rows: Sequence[Row]
-    held: set[HeldKey]
+    held: set[FailedKey]
     result: ClaimResult
     size: int  # bytes of the bodies
     dispatched: DispatchResult = field(default_factory=DispatchResult)

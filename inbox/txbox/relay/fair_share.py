@@ -26,7 +26,7 @@ SLOW_SECONDS = 0.5
 """A publisher's call that takes longer is a slow one."""
 
 
-class Health(IntEnum):
+class DestinationHealth(IntEnum):
     """How a destination answered last; the lower number comes first, if both may have a sender."""
 
     QUICK = 0
@@ -40,7 +40,7 @@ class ClaimInProgress:
     """A claim that a sender works on."""
 
     destination: int  # its number
-    health: Health  # of the destination, when the claim was taken
+    health: DestinationHealth  # of the destination, when the claim was taken
     hangs: bool = False  # a publisher's call has taken longer than ``SLOW_SECONDS``, and has not returned
 
 
@@ -54,22 +54,22 @@ class FairShare:
         # Where there are no more than the usual ones, the slow, new and unreachable may have half of them.
         self._max_others = max(most - senders, senders // 2, 1)
         self._reserved = self._max_others // 4
-        self._health: Recent[int, Health] = Recent()
+        self._health: Recent[int, DestinationHealth] = Recent()
         self._claims: Counter[int] = Counter()
         self._hanging: set[int] = set()
         self._quick = self._slow = self._unanswered = 0
 
     def answered(self, destination: int, seconds: float) -> None:
         """Remember that a destination has answered, and how long its slowest call took."""
-        self._health[destination] = Health.SLOW if seconds > SLOW_SECONDS else Health.QUICK
+        self._health[destination] = DestinationHealth.SLOW if seconds > SLOW_SECONDS else DestinationHealth.QUICK
 
     def mark_unreachable(self, destination: int) -> None:
         """Remember that a destination could not be sent to."""
-        self._health[destination] = Health.UNREACHABLE
+        self._health[destination] = DestinationHealth.UNREACHABLE
 
-    def health(self, destination: int) -> Health:
+    def health(self, destination: int) -> DestinationHealth:
         """Return how a destination answered last."""
-        return self._health.get(destination, Health.NEW)
+        return self._health.get(destination, DestinationHealth.NEW)
 
     def count(self, in_progress: Iterable[ClaimInProgress]) -> None:
         """Count the claims in progress, for ``rank``, ``free_senders`` and ``wanted_senders``."""
@@ -82,9 +82,9 @@ class FairShare:
         self._claims[claim.destination] += 1
         if claim.hangs:
             self._hanging.add(claim.destination)
-        if claim.health >= Health.NEW:
+        if claim.health >= DestinationHealth.NEW:
             self._unanswered += 1
-        elif claim.hangs or claim.health is Health.SLOW:
+        elif claim.hangs or claim.health is DestinationHealth.SLOW:
             self._slow += 1
         else:
             self._quick += 1
@@ -97,18 +97,18 @@ class FairShare:
         health, has = self.health(destination), self._claims[destination]
         if destination in self._hanging:
             return None
-        if health is Health.QUICK:
+        if health is DestinationHealth.QUICK:
             others = not alone or len(self._claims) > (has > 0)
             most = max(self.senders // 2, 1) if others else self.senders
             return health if self._quick < self.senders and has < most else None
-        of_its_kind = self._slow if health is Health.SLOW else self._unanswered
-        most = max((self._max_others - self._reserved) // 2, 1) if health is Health.SLOW else 1
+        of_its_kind = self._slow if health is DestinationHealth.SLOW else self._unanswered
+        most = max((self._max_others - self._reserved) // 2, 1) if health is DestinationHealth.SLOW else 1
         room = self._slow + self._unanswered < self._max_others and of_its_kind < self._max_others - self._reserved
         return health if room and has < most else None
 
     def free_senders(self, destination: int) -> int:
         """Return among how many senders the messages of a destination may be divided now."""
-        return max(self.senders - self._quick, 1) if self.health(destination) is Health.QUICK else 1
+        return max(self.senders - self._quick, 1) if self.health(destination) is DestinationHealth.QUICK else 1
 
     @property
     def wanted_senders(self) -> int:
@@ -152,12 +152,12 @@ class AsyncShare(FairShare):
         health, has = self.health(destination), self._claims[destination]
         if self.free <= 0:
             return None
-        if health >= Health.NEW:
+        if health >= DestinationHealth.NEW:
             return health if not has and self._unanswered < max(self.most // 2, 1) else None
-        if health is Health.SLOW and 4 * (self._slow + self._unanswered) >= 3 * self.most:
+        if health is DestinationHealth.SLOW and 4 * (self._slow + self._unanswered) >= 3 * self.most:
             return None
         if not has:
-            return Health.QUICK  # the first that is found: there may be hundreds
-        if destination in self._hanging and health is Health.QUICK:
+            return DestinationHealth.QUICK  # the first that is found: there may be hundreds
+        if destination in self._hanging and health is DestinationHealth.QUICK:
             return None
-        return Health.SLOW if has < CLAIMS_EACH and 2 * self.free > self.most else None
+        return DestinationHealth.SLOW if has < CLAIMS_EACH and 2 * self.free > self.most else None

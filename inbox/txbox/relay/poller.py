@@ -58,7 +58,7 @@ STOP_CHECK_SECONDS = 0.1
 """How long a listener may take to see a stop."""
 
 
-class Poller:
+class OutboxPoller:
     """Adds what it finds to the scheduler, and has the relay's reports written."""
 
     def __init__(
@@ -195,7 +195,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PollResult:
     """What a poll has found."""
 
     server: str = ""  # which run of which server has answered; another one may have forgotten what was found before
@@ -234,7 +234,7 @@ class MessageFinder:
         """Seconds until the next message is due that waits for a time, as far as was found; infinity: there is none."""
         return self._due_at - time.monotonic()
 
-    def find(self, *, everything: bool = False) -> Found:
+    def find(self, *, everything: bool = False) -> PollResult:
         """Return what is new, or everything, as if for the first time. Raises any error of the driver."""
         now = time.monotonic()
         also_due = now >= min(self._find_due_at, self._due_at)
@@ -263,7 +263,7 @@ class MessageFinder:
             self._commit()
         self._last, self._server = snapshot, server
         fresh = dict(zip(lanes or (), positions or (), strict=True))
-        return Found(server, everything, fresh, frozenset(held_due), woken)
+        return PollResult(server, everything, fresh, frozenset(held_due), woken)
 
     def _find(self, cursor: Any, now: float, *, also_due: bool, everything: bool) -> tuple[Any, ...]:
         sql, last = self._statements, self._last

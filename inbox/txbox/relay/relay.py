@@ -53,7 +53,7 @@ from txbox.postgres.transactions import check_table, short_transaction
 from txbox.relay.async_publishers import EventLoop
 from txbox.relay.async_sender import CONCURRENCY, AsyncSender
 from txbox.relay.dispatcher import Dispatcher
-from txbox.relay.poller import PausedDestination, Poller
+from txbox.relay.poller import OutboxPoller, PausedDestination
 from txbox.relay.publisher import AsyncPublisher, Publisher, is_async
 from txbox.relay.reporter import RelayReporter
 from txbox.relay.scheduler import DestinationChange, Scheduler
@@ -224,7 +224,7 @@ class Relay(Service):
         self._scheduler = self._new_scheduler()
         self._reporter = RelayReporter(self.relay_id, self._statements, self._purge_sent, (self._sent, self._failed))
         self._pauses, self._drained = {}, set()
-        poller = Poller(
+        poller = OutboxPoller(
             self._engine,
             self._statements,
             self._scheduler,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from txbox.backoff import Backoff
 from txbox.bounded_memory import Recent
-from txbox.relay.fair_share import SLOW_SECONDS, AsyncShare, ClaimInProgress, FairShare, Health
+from txbox.relay.fair_share import SLOW_SECONDS, AsyncShare, ClaimInProgress, DestinationHealth, FairShare
 from txbox.relay.pending import FEW_LANES, Claim, PendingLanes
 from txbox.relay.sender import ClaimResult
 
@@ -21,7 +21,7 @@ class InProgress(NamedTuple):
     """A claim that was given out."""
 
     destination: int  # its number
-    health: Health  # of the destination then
+    health: DestinationHealth  # of the destination then
     thread: int | None  # of the sender; None: the async sender, which has many
     began: float  # when, by ``time.monotonic``
 
@@ -257,9 +257,9 @@ class Scheduler:
         """Return whether a destination is the async sender's; None: that is not known yet, and it may try."""
         return self._async.get(destination, self._all_async)
 
-    def _given(self, claim: Claim, now: float, health: Health, thread: int | None) -> Claim:
+    def _given(self, claim: Claim, now: float, health: DestinationHealth, thread: int | None) -> Claim:
         self._in_progress[min(claim.lanes)] = InProgress(claim.destination, health, thread, now)
-        return replace(claim, server=self._server, generation=self._generation, answered=health < Health.NEW)
+        return replace(claim, server=self._server, generation=self._generation, answered=health < DestinationHealth.NEW)
 
     def _count(self, now: float) -> None:
         self._share.count(

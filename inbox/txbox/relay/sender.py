@@ -39,7 +39,7 @@ from txbox.postgres.transactions import driver_cursor, short_transaction
 from txbox.relay.dispatcher import Dispatcher, DispatchResult
 from txbox.relay.pending import Claim
 from txbox.relay.publisher import OutboxMessage, Refused
-from txbox.relay.settlement import BatchSettlement, HeldKey, Row, settle
+from txbox.relay.settlement import BatchSettlement, FailedKey, Row, settle
 from txbox.text import storable
 
 TIMED_SINCE = (17,)
@@ -158,7 +158,7 @@ class Sender:
         limit: int | None = None,
         end: str | None = None,
         same: set[str] | None = None,
-    ) -> tuple[list[Row], set[HeldKey]]:
+    ) -> tuple[list[Row], set[FailedKey]]:
         """Claim lanes, and read their messages; return them, and their keys that are held.
 
         Args:
@@ -191,7 +191,7 @@ class Sender:
         fresh, any_held = self._read_fresh(connection, answer, wanted, each, result)
         if any_held and (keys := {key for row in fresh if (key := row.ordered) is not None}):
             cursor.execute(sql.held_keys, _keys(keys))
-            held |= {HeldKey(*row) for row in cursor.fetchall()}
+            held |= {FailedKey(*row) for row in cursor.fetchall()}
         if claim.due or any_held:
             # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used. A
             # broker that hangs must not hold vacuum back.
@@ -238,12 +238,12 @@ class Sender:
 
     def _read_due(
         self, cursor: Any, lanes: Set[int], limit: int, result: ClaimResult
-    ) -> tuple[list[Row], set[HeldKey]]:
+    ) -> tuple[list[Row], set[FailedKey]]:
         """Read messages of held keys whose time has come; return them, and the keys."""
         if not lanes:
             return [], set()
         cursor.execute(self._statements.due_keys, {"lanes": sorted(lanes), "limit": limit})
-        keys = {HeldKey(*row) for row in cursor.fetchall()}
+        keys = {FailedKey(*row) for row in cursor.fetchall()}
         if not keys:
             return [], set()
         if len(keys) >= limit:
@@ -289,12 +289,12 @@ class Sender:
         return read, any_held
 
     @staticmethod
-    def sendable(rows: Iterable[Row], held: Set[HeldKey]) -> list[Row]:
+    def sendable(rows: Iterable[Row], held: Set[FailedKey]) -> list[Row]:
         """Return those messages whose key does not wait for another one."""
         return [row for row in rows if row.held or row.ordered not in held]
 
     def conclude(
-        self, rows: Sequence[Row], held: Set[HeldKey], dispatched: DispatchResult, result: ClaimResult
+        self, rows: Sequence[Row], held: Set[FailedKey], dispatched: DispatchResult, result: ClaimResult
     ) -> None:
         """Put into a claim's result what became of its messages, at least one."""
         result.destination = rows[0].message.destination
@@ -380,7 +380,7 @@ def _headers(text: str) -> tuple[Mapping[str, str], str | None]:
     return {}, "takes headers that are text by name, and no others"
 
 
-def _keys(keys: Set[HeldKey]) -> dict[str, Any]:
+def _keys(keys: Set[FailedKey]) -> dict[str, Any]:
     lanes, destinations, names = map(list, zip(*sorted(keys), strict=True))
     return {"lanes": lanes, "destinations": destinations, "keys": names}
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from txbox.relay.publisher import OutboxMessage, Refused
 
 
-class HeldKey(NamedTuple):
+class FailedKey(NamedTuple):
     """A key of a lane that has a failed message."""
 
     lane: int
@@ -27,10 +27,10 @@ class Row:
     flaw: str | None = None  # why it cannot be sent to any destination; None if it can
 
     @property
-    def ordered(self) -> HeldKey | None:
+    def ordered(self) -> FailedKey | None:
         """Whose order it keeps; None if it has no key."""
         key = self.message.key
-        return None if key is None else HeldKey(self.lane, self.message.destination, key)
+        return None if key is None else FailedKey(self.lane, self.message.destination, key)
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class BatchSettlement:
     # Not tried because a message of their key before them was refused, or their key was held; to be held.
     behind: list[Row] = field(default_factory=list)
     # Keys that were held and of which messages are gone: the next one of each is due.
-    moved: set[HeldKey] = field(default_factory=set)
+    moved: set[FailedKey] = field(default_factory=set)
     # Not tried because the broker could not be reached; they stay as they are.
     left: list[Row] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ def settle(
     sent: Set[int],
     refused: Mapping[int, Refused],
     *,
-    held: Iterable[HeldKey],
+    held: Iterable[FailedKey],
     max_attempts: int | None,
 ) -> BatchSettlement:
     """Decide what becomes of each row, in the order in which they were read.

@@ -21,7 +21,7 @@ DROP_SECONDS = 10
 """How long to wait for a lock on a staging table that is to be dropped."""
 
 
-class StagingStatements(SqlFile, file="staging_tables.sql"):
+class StagingCatalogueStatements(SqlFile, file="staging_tables.sql"):
     """The statements of ``staging_tables.sql``."""
 
     schema_of_tables: str
@@ -36,7 +36,7 @@ class StagingCatalogue:
 
     def __init__(self, schema: str | None, prefix: str) -> None:
         """Name where the tables are, as for an inbox."""
-        self._sql = StagingStatements.load(schema, prefix)
+        self._sql = StagingCatalogueStatements.load(schema, prefix)
         self._start = f"{prefix}bulk_load_staging_"
 
     def name(self, run_id: str, attempt: int) -> str:

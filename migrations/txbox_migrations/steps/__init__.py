@@ -12,14 +12,14 @@ from alembic.operations import Operations
 
 from txbox_migrations.steps import step_010_baseline
 
-__all__ = ["BASELINE", "LATEST", "LIFTED_BY", "STEPS", "Step"]
+__all__ = ["BASELINE", "LATEST", "LIFTED_BY", "STEPS", "VersionStep"]
 
 StepFunction = Callable[[Operations, str | None, str], None]
 """Takes alembic's operations, the schema (None: the search path) and the prefix of every name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class VersionStep:
     """One step from a version to the next, and back."""
 
     upgrade: StepFunction
@@ -37,7 +37,7 @@ then and the first of now, and such tables are at home in both; 1 to 9 will neve
 LIFTED_BY: Final = "48c2fd12"
 """The last commit with the ten steps: it brings tables of versions 1 to 9 to the baseline."""
 
-STEPS = (Step(step_010_baseline.upgrade, step_010_baseline.downgrade),)
+STEPS = (VersionStep(step_010_baseline.upgrade, step_010_baseline.downgrade),)
 """The first leads from version 0 to the baseline, each other one from the version before."""
 
 LATEST = BASELINE + len(STEPS) - 1

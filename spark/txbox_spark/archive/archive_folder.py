@@ -34,7 +34,7 @@ class ArchivedDay:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ArchiveStretch:
     """Days that were added at once; those without rows have no folder.
 
     Attributes:
@@ -137,7 +137,7 @@ class ArchiveFolder:
         """Say which archive this is."""
         self._write(self.path(OWN, "archive.json"), json.dumps({"archive_id": archive_id}))
 
-    def stretches(self) -> list[Stretch]:
+    def stretches(self) -> list[ArchiveStretch]:
         """Return what is in the archive, in order.
 
         Raises:
@@ -148,7 +148,7 @@ class ArchiveFolder:
         for name in filter(lambda name: name.endswith(".json"), self.files(folder)):
             values = self._read(f"{folder}/{name}")
             try:
-                found.append(Stretch.from_json(values or {}))
+                found.append(ArchiveStretch.from_json(values or {}))
             except (KeyError, TypeError, ValueError) as error:
                 raise SourceError(f"{folder}/{name} is no list of archived days: {error}") from error
         found.sort(key=lambda one: one.first)
@@ -160,7 +160,7 @@ class ArchiveFolder:
                 )
         return found
 
-    def put_in_place(self, stretch: Stretch) -> None:
+    def put_in_place(self, stretch: ArchiveStretch) -> None:
         """Move the days of a stretch to where they are read, and then say so; what is done already is left out.
 
         Raises:
@@ -272,7 +272,7 @@ class Archive:
     """
 
     location: str
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[ArchiveStretch, ...]
     _spark: SparkSession
 
     @property

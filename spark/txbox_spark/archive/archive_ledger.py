@@ -15,7 +15,7 @@ from txbox.postgres.server import SERVER
 from txbox.postgres.sql import moment
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
-from txbox_spark.archive.archive_folder import Stretch
+from txbox_spark.archive.archive_folder import ArchiveStretch
 from txbox_spark.runtime.jdbc import parts_of, sampled_percent
 
 POLL_SECONDS = 0.5
@@ -53,7 +53,7 @@ class ArchiveState:
 
     archive_id: str
     archived_upto: datetime | None
-    pending: Stretch | None
+    pending: ArchiveStretch | None
 
 
 class ArchiveLedger:
@@ -97,7 +97,7 @@ class ArchiveLedger:
             row = connection.exec_driver_sql(self.sql.read, {"location": self._location}).one_or_none()
         if row is None:
             return None
-        pending = None if row.pending is None else Stretch.from_json(row.pending)
+        pending = None if row.pending is None else ArchiveStretch.from_json(row.pending)
         return ArchiveState(row.archive_id, moment(row.archived_upto), pending)
 
     def abandon(self, archive_id: str) -> None:
@@ -168,12 +168,12 @@ class ArchiveLedger:
             connection.exec_driver_sql(SERVER.no_time_limit)
             return connection.exec_driver_sql(statement, {"first": first, "beyond": beyond}).all()
 
-    def propose(self, stretch: Stretch, after: datetime | None) -> bool:
+    def propose(self, stretch: ArchiveStretch, after: datetime | None) -> bool:
         """Say which days come next, after those up to a time; return False if another run was first."""
         given = {"first": after, "pending": stretch.as_json()}
         return self._change(self.sql.propose, stretch.archive_id, **given)
 
-    def finish(self, stretch: Stretch) -> bool:
+    def finish(self, stretch: ArchiveStretch) -> bool:
         """Say that days are in place; return False if another run has said so."""
         return self._change(self.sql.finish, stretch.archive_id, run=stretch.run, beyond=stretch.beyond)
 

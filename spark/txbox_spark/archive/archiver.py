@@ -29,7 +29,15 @@ from txbox.postgres.engines import open_engine
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql import unescaped
 from txbox.postgres.urls import database_url
-from txbox_spark.archive.archive_folder import BEGINNING, DAY, PROCESSED, SENT, ArchivedDay, ArchiveFolder, Stretch
+from txbox_spark.archive.archive_folder import (
+    BEGINNING,
+    DAY,
+    PROCESSED,
+    SENT,
+    ArchivedDay,
+    ArchiveFolder,
+    ArchiveStretch,
+)
 from txbox_spark.archive.archive_ledger import ArchiveLedger, ArchiveState
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.reading.errors import SourceError, explained
@@ -153,7 +161,7 @@ def archive(
     ):
         rows = _Rows(spark, database, ledger, first, beyond)
         days = {SENT: rows.write_sent(folder, run), PROCESSED: rows.write_processed(folder, run)}
-    stretch = Stretch(state.archive_id, run, first, beyond, days)
+    stretch = ArchiveStretch(state.archive_id, run, first, beyond, days)
     if folder.read_identity() != state.archive_id:
         ledger.abandon(state.archive_id)  # it holds nothing back; the folder is theirs
         folder.remove(folder.staged(run))
@@ -231,7 +239,7 @@ def _check_folder(folder: ArchiveFolder, state: ArchiveState) -> None:
         folder.write_identity(state.archive_id)
 
 
-def _finish(folder: ArchiveFolder, ledger: ArchiveLedger, stretch: Stretch) -> None:
+def _finish(folder: ArchiveFolder, ledger: ArchiveLedger, stretch: ArchiveStretch) -> None:
     folder.put_in_place(stretch)
     if ledger.finish(stretch):
         _log.info("%s has everything up to %s", folder.location, stretch.beyond.date())

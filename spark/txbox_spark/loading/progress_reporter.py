@@ -25,7 +25,7 @@ FIRST_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class ProgressMark:
     """What was merged at a moment: ``at`` in seconds of a clock that only goes on, and chunks and rows until then."""
 
     at: float
@@ -33,7 +33,7 @@ class Merged:
     rows: int
 
 
-def merge_pace(seen: Sequence[Merged], now: float, total_rows: int) -> MergePace | None:
+def merge_pace(seen: Sequence[ProgressMark], now: float, total_rows: int) -> MergePace | None:
     """Return how fast a merge is; None if that is not known yet.
 
     It looks back to what was merged ``PACE_SECONDS`` ago, or before that if nothing was merged since: so a merge whose
@@ -104,12 +104,12 @@ class ProgressReporter:
             return
         # A chunk counts the rows that it has rejected, or the survey has counted them: then no chunk has them.
         total_rows = run.rows - (run.rejected or 0)
-        seen: list[Merged] = []
+        seen: list[ProgressMark] = []
 
         def poll() -> JobProgress:
             totals, now = ledger.totals(run.run_id), time.monotonic()
             if not seen or totals.chunks > seen[-1].chunks:
-                seen.append(Merged(now, totals.chunks, totals.read))
+                seen.append(ProgressMark(now, totals.chunks, totals.read))
             # Nobody knows when an executor comes.
             pace = None if self.executors.missing else merge_pace(seen, now, total_rows)
             return JobProgress(

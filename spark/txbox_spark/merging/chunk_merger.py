@@ -270,31 +270,31 @@ def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str
     return {"subscriber_id": plan.subscriber_id, "first_id": first, "end_id": end}
 
 
-class Expired(NamedTuple):
+class ExpiredEvents(NamedTuple):
     """Events that are too old to judge, and some of their ids."""
 
     events: int
     sample: tuple[str, ...]
 
 
-def drop_expired_events(connection: Connection, plan: MergePlan) -> Expired:
+def drop_expired_events(connection: Connection, plan: MergePlan) -> ExpiredEvents:
     """Leave no event in ``fresh_event`` that is too old to judge."""
     subscriber = {"subscriber_id": plan.subscriber_id}
     if plan.apply_expired or connection.exec_driver_sql(plan.sql.any_horizon, subscriber).fetchone() is None:
         return NONE_EXPIRED
     statement = drop_expired(plan.sent_at, plan.sql.behind_horizon)
     count, sample = connection.exec_driver_sql(statement, subscriber).one()
-    return Expired(count, tuple(sample or ()))
+    return ExpiredEvents(count, tuple(sample or ()))
 
 
-NONE_EXPIRED = Expired(0, ())
+NONE_EXPIRED = ExpiredEvents(0, ())
 
 
 class _Ended(NamedTuple):
     """What a merge, or a search for refused events, came to."""
 
     applied: int  # events that were first
-    expired: Expired
+    expired: ExpiredEvents
     refused: Sequence[RejectedRow]  # events that were left out, or are to be
     locked_at: float  # when it began to lock rows
 

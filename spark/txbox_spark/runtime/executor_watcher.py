@@ -69,7 +69,7 @@ class ExecutorWatcher:
         if is_local(self._context):
             yield
             return
-        wait = _Wait(self._context, group, self._seconds)
+        wait = _ExecutorWait(self._context, group, self._seconds)
 
         def look() -> None:
             from py4j.protocol import Py4JError
@@ -90,7 +90,7 @@ class ExecutorWatcher:
             self.missing = False
 
 
-class _Wait:
+class _ExecutorWait:
     """How long the jobs of a group have had no executor."""
 
     def __init__(self, context: Any, group: str, seconds: float) -> None:

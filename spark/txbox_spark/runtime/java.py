@@ -44,7 +44,7 @@ def require_jdk(java: str | None = None) -> int:
     """
     try:
         return _choose()[1] if java is None else _version(java)
-    except _Unfit as error:
+    except _UnfitJava as error:
         raise _none([str(error)]) from error.__cause__
 
 
@@ -86,13 +86,13 @@ def _choose() -> tuple[dict[str, str | None], int]:
     if home:
         try:
             return {}, _version(str(Path(home, "bin", "java")))
-        except _Unfit as error:
+        except _UnfitJava as error:
             unfit.append(f"JAVA_HOME is {home}, and {error}")
             _log.warning(_PASSED_OVER, unfit[-1])
     try:
         # Spark's launcher would take JAVA_HOME before the PATH, an empty one too.
         return ({} if home is None else {"JAVA_HOME": None}), _version("java")
-    except _Unfit as error:
+    except _UnfitJava as error:
         unfit.append(str(error))
         if shutil.which("java") is not None:
             _log.warning(_PASSED_OVER, error)
@@ -102,7 +102,7 @@ def _choose() -> tuple[dict[str, str | None], int]:
     program = str(Path(wheel.origin).with_name("java-runtime") / "bin" / "java")
     try:
         major = _version(program)
-    except _Unfit as error:
+    except _UnfitJava as error:
         raise _none([*unfit, str(error)]) from error.__cause__
     _require_spark_for(major)
     if not os.access(_HOME / "bin" / "java", os.X_OK):
@@ -127,26 +127,26 @@ def _require_spark_for(major: int) -> None:
         )
 
 
-class _Unfit(Exception):
+class _UnfitJava(Exception):
     """A Java that Spark cannot use; the text says why."""
 
 
 def _version(java: str) -> int:
-    """Return a Java's major version, or raise ``_Unfit``."""
+    """Return a Java's major version, or raise ``_UnfitJava``."""
     program = shutil.which(java)
     if program is None:
-        raise _Unfit(f"{java} may not be executed" if Path(java).exists() else f"there is no {java}")
+        raise _UnfitJava(f"{java} may not be executed" if Path(java).exists() else f"there is no {java}")
     try:
         answer = _ask(program)
     except subprocess.TimeoutExpired as error:
-        raise _Unfit(f"{program} did not say its version within {ANSWER_SECONDS} s") from error
+        raise _UnfitJava(f"{program} did not say its version within {ANSWER_SECONDS} s") from error
     except OSError as error:
-        raise _Unfit(f"{program} cannot be executed: {error.strerror or error}") from error
+        raise _UnfitJava(f"{program} cannot be executed: {error.strerror or error}") from error
     version = re.search(r'version "(?:1\.)?(\d+)', answer)
     if version is None:
-        raise _Unfit(f"{program} does not say its version")
+        raise _UnfitJava(f"{program} does not say its version")
     if int(version.group(1)) < MINIMUM_JAVA:
-        raise _Unfit(f"{program} is {version.group(1)}")
+        raise _UnfitJava(f"{program} is {version.group(1)}")
     return int(version.group(1))
 
 

@@ -94,7 +94,7 @@ Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Stretch(InputPartition):
+class KeyRange(InputPartition):
     """The rows that one task reads: from the first key up to the one beyond; None: there is no such end."""
 
     first: Key | None
@@ -118,12 +118,12 @@ class TableReader(DataSourceReader):
         with explained(f"table {self._options.table} cannot be read"), short_transaction(self._engine()) as connection:
             check_table(connection, getattr(self._sql.tables, self._table.name))
             if not self._table.in_parts:
-                return [Stretch(None, None)]
+                return [KeyRange(None, None)]
             size = connection.exec_driver_sql(self._sql.size, {"name": self._sql.name_of(self._table.name)})
             bytes_ = max(int(size.scalar_one()), 1)
             parts = self._options.partitions or parts_of(bytes_)
             if parts == 1:
-                return [Stretch(None, None)]
+                return [KeyRange(None, None)]
             values = {
                 "subscriber_id": self._options.subscriber_id,
                 "percent": sampled_percent(bytes_),
@@ -131,11 +131,11 @@ class TableReader(DataSourceReader):
             }
             statement = getattr(self._sql, f"cut_{self._options.table}")
             bounds = [tuple(key) for key in connection.exec_driver_sql(statement, values).scalars()]
-        return [Stretch(first, beyond) for first, beyond in zip([None, *bounds], [*bounds, None], strict=True)]
+        return [KeyRange(first, beyond) for first, beyond in zip([None, *bounds], [*bounds, None], strict=True)]
 
     def read(self, partition: InputPartition) -> "Iterator[pyarrow.RecordBatch]":
         """Give the rows of a stretch, in batches."""
-        assert isinstance(partition, Stretch)  # noqa: S101 - it is one of ours
+        assert isinstance(partition, KeyRange)  # noqa: S101 - it is one of ours
         arrow = self._table.arrow_schema()
         values: dict[str, Any] = {"subscriber_id": self._options.subscriber_id}
         for name, key in (("first", partition.first), ("beyond", partition.beyond)):

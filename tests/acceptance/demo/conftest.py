@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from txbox_demo import supervisor
-from txbox_demo.checker import Report
+from txbox_demo.checker import DemoReport
 from txbox_demo.run import Plan, run_demo
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def left(admin: Engine, sqs: "SQSClient") -> Callable[[], Left]:
 @pytest.fixture
 def run_quickly(
     database_url: str, aws: "LocalAws", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., Report]:
+) -> Callable[..., DemoReport]:
     """Run a small demo in this process, in which what is lost is given up sooner: run_quickly(purchases, kills=0).
 
     ``seen_by``: what ``run_demo`` takes beside its plan.
@@ -62,7 +62,7 @@ def run_quickly(
     monkeypatch.setattr(supervisor, "LOST_SECONDS", 2.0)
     monkeypatch.setenv("AWS_TEST_NOTES", str(tmp_path))  # every process of the demo gets variables of this kind
 
-    def run(purchases: int, *, seen_by: dict[str, Any] | None = None, **changes: Any) -> Report:
+    def run(purchases: int, *, seen_by: dict[str, Any] | None = None, **changes: Any) -> DemoReport:
         settings: dict[str, Any] = {"workers": 2, "kills": 0, "seed": 1, "database_url": database_url}
         return run_demo(Plan(purchases, own_broker=False, **(settings | changes)), **(seen_by or {}))
 

@@ -8,14 +8,14 @@ from urllib.request import urlopen
 import pytest
 
 from support.program import txbox
-from txbox_demo.checker import Report
+from txbox_demo.checker import DemoReport
 from txbox_demo.dashboard_pages import DashboardPages
 from txbox_demo.sandbox import Progress
 
 pytestmark = pytest.mark.chaos
 
 
-def test_the_pages_show_the_run_while_it_goes_on(run_quickly: Callable[..., Report]) -> None:
+def test_the_pages_show_the_run_while_it_goes_on(run_quickly: Callable[..., DemoReport]) -> None:
     urls: list[str] = []
     seen: dict[str, set[str]] = {"subscriber?id=billing": set(), "outbox": set()}
     linked = gone = False

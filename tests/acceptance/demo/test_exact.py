@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from support.broken_demo import patient_notification, take_place
 from support.program import Ended, Running
 from support.program import txbox as run_process
-from txbox_demo.checker import Report
+from txbox_demo.checker import DemoReport
 from txbox_demo.processes import COMMITTED, LEASED, MAILED, RECEIVED, ROLES
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def test_keep_keeps_schema_and_queues(a_run: Run, admin: Engine, database_url: s
 
 @pytest.mark.parametrize(("moment", "again"), [(RECEIVED, False), (LEASED, False), (MAILED, True), (COMMITTED, False)])
 def test_only_a_worker_killed_between_mail_and_completion_has_a_mail_come_twice(
-    moment: str, again: bool, run_quickly: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
+    moment: str, again: bool, run_quickly: Callable[..., DemoReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_place(monkeypatch, patient_notification, moments=(moment,))
     report = run_quickly(100, kills=8)

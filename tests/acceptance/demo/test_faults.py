@@ -18,10 +18,10 @@ from support.waiting import wait_until
 from txbox import TxboxError
 from txbox_cli.app import run as run_here
 from txbox_demo import processes, sandbox, spark_stage, supervisor
-from txbox_demo.checker import Report
-from txbox_demo.processes import Task
+from txbox_demo.checker import DemoReport
+from txbox_demo.processes import DemoTask
 from txbox_demo.sandbox import Progress, Sandbox
-from txbox_demo.supervisor import Supervisor
+from txbox_demo.supervisor import DemoSupervisor
 from txbox_migrations import upgrade_database
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.chaos
 
-RunQuickly = Callable[..., Report]
+RunQuickly = Callable[..., DemoReport]
 
 
-def found(report: Report) -> dict[str, list[str]]:
+def found(report: DemoReport) -> dict[str, list[str]]:
     """What is wrong."""
     return {what: ids for what, ids in report.wrong.items() if ids}
 
@@ -168,14 +168,14 @@ def test_the_final_stage_has_a_directory_of_its_own_and_its_load_no_terminal(
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(spark_stage, "_publish", lambda *_: None)
 
-    def drive(its: Supervisor, *_: object) -> None:
+    def drive(its: DemoSupervisor, *_: object) -> None:
         answer = its._directory / "load.json"
         wait_until(answer.read_text, "the load has answered")
         raise TxboxError(f"{answer.relative_to(tmp_path)}: {answer.read_text()}")
 
-    monkeypatch.setattr(Supervisor, "drive", drive)
+    monkeypatch.setattr(DemoSupervisor, "drive", drive)
     nothing: Any = None
-    task = Task(database_url="", queue_urls=("", ""), purchases=1, smtp_port=1, environment={}, seed=1)
+    task = DemoTask(database_url="", queue_urls=("", ""), purchases=1, smtp_port=1, environment={}, seed=1)
     reading, writing = os.pipe()
     os.write(writing, b"what is typed\n")
     terminal = os.dup(0)

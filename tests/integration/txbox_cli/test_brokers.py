@@ -16,7 +16,7 @@ from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Outbox, Reason
 from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
 from txbox_cli.commands.operate.queue_collector import QueueCollector
 from txbox_dashboard.letter_runner import LetterRunner
-from txbox_dashboard.settings import Settings
+from txbox_dashboard.settings import DashboardSettings
 from txbox_workers.brokers import broker_entry, broker_of, scheme
 
 TESTS = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_the_dashboard_sends_letters_back_to_it(queue: str, engine: Engine) -> N
     letters.park(DeadLetter("billing", "m", Reason.FAILED, "ValueError: no stock", 3, source=queue, body=b"{}"))
     operation = LetterOperations(engine).select(LetterFilter(), OperationKind.REDRIVE, by="anna")
     assert operation is not None
-    runner = LetterRunner(engine, Settings(None, "", False, None, None, False, None, None, None))
+    runner = LetterRunner(engine, DashboardSettings(None, "", False, None, None, False, None, None, None))
     runner.start(operation.operation_id, "anna")
     wait_until(lambda: not runner.running())
     assert runner.error(operation.operation_id) is None

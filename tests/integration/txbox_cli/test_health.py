@@ -25,7 +25,7 @@ from txbox.schema import tables
 from txbox.service import Service
 from txbox_cli.commands.operate.exporter import exporting
 from txbox_cli.commands.operate.health import health_of
-from txbox_cli.options import Database
+from txbox_cli.options import DatabaseTarget
 from txbox_local import LocalPostgres
 from txbox_workers.memory_source import MemorySource
 
@@ -58,7 +58,7 @@ def test_all_notice_an_outage_and_its_end(server: LocalPostgres, capsys: pytest.
     with ExitStack() as entered:
         started = [entered.enter_context(health_of(one, "127.0.0.1", 0)) for one in services.values()]
         at.update(zip(services, re.findall(r"health: (\S+) has", capsys.readouterr().out), strict=True))
-        database = Database(make_url(server.url), None, "")
+        database = DatabaseTarget(make_url(server.url), None, "")
         bound = exporting(database, engine, "127.0.0.1", 0, interval_seconds=1.0, limit_seconds=4.0)
         at["exporter"] = f"http://127.0.0.1:{entered.enter_context(bound)}"
         assert answer(f"{at['worker']}/ready") == (503, "not ready: it has not started yet\n")

@@ -16,7 +16,7 @@ from support.program import Ended
 from txbox import TxboxError
 from txbox_cli.commands import demo as command
 from txbox_demo import run as demo_run
-from txbox_demo.checker import CHAIN, Report
+from txbox_demo.checker import CHAIN, DemoReport
 from txbox_demo.run import Plan
 from txbox_demo.sandbox import Progress
 from txbox_spark.runtime import java as spark_java
@@ -25,10 +25,10 @@ Txbox = Callable[..., Ended]
 OnProgress = Callable[[Progress], None]
 
 
-def reports(report: Report) -> Callable[..., Report]:
+def reports(report: DemoReport) -> Callable[..., DemoReport]:
     """A run that ends with this report, and gives it out while everything is still there."""
 
-    def run(_: Plan, _on_progress: OnProgress, *, on_report: Callable[[Report], None], **__: object) -> Report:
+    def run(_: Plan, _on_progress: OnProgress, *, on_report: Callable[[DemoReport], None], **__: object) -> DemoReport:
         on_report(report)
         return report
 
@@ -48,7 +48,7 @@ def planned(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan
     def plan(*arguments: str) -> Plan:
         plans: list[Plan] = []
 
-        def keep(plan: Plan, _: OnProgress, **__: object) -> Report:
+        def keep(plan: Plan, _: OnProgress, **__: object) -> DemoReport:
             plans.append(plan)
             raise TxboxError("planned, and not run")
 
@@ -84,7 +84,7 @@ def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: py
     shown = io.StringIO()
     terminal = Console(file=shown, force_terminal=True, width=120, color_system=None)
 
-    def progresses(_: Plan, on_progress: OnProgress, **__: object) -> Report:
+    def progresses(_: Plan, on_progress: OnProgress, **__: object) -> DemoReport:
         on_progress(Progress(stage="starting servers"))
         on_progress(Progress("processing", placed=200, billed=150, notified=140, killed=3))
         on_progress(Progress("processing", placed=400, billed=350, notified=330, killed=7))
@@ -106,7 +106,7 @@ def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: py
 
 
 NOTHING: dict[str, list[str]] = {what: [] for what in CHAIN}
-RIGHT = Report(
+RIGHT = DemoReport(
     wrong=NOTHING,
     figures={
         "orders": (1_003, "committed"),
@@ -214,7 +214,7 @@ def test_in_a_terminal_the_dashboard_stays_until_it_is_interrupted(
         interrupted.set()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    def run(_: Plan, _on_progress: OnProgress, *, on_report: Callable[[Report], None], **__: object) -> Report:
+    def run(_: Plan, _on_progress: OnProgress, *, on_report: Callable[[DemoReport], None], **__: object) -> DemoReport:
         timer = threading.Timer(0.2, interrupt)
         timer.start()
         on_report(RIGHT)

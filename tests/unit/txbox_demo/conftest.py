@@ -8,19 +8,19 @@ import pytest
 from sqlalchemy import Engine
 
 from txbox_demo import checker, services
-from txbox_demo.processes import COUNTS, Task
+from txbox_demo.processes import COUNTS, DemoTask
 
 QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/purchases"
 
 
 @pytest.fixture
-def make_task(tmp_path: Path) -> Callable[..., Task]:
+def make_task(tmp_path: Path) -> Callable[..., DemoTask]:
     """Make a task: make_task(**changes)."""
 
-    def make(**changes: Any) -> Task:
+    def make(**changes: Any) -> DemoTask:
         settings: dict[str, Any] = {"database_url": "", "queue_urls": (QUEUE, QUEUE), "purchases": 20, "smtp_port": 1}
         settings |= {"seed": 1, "environment": {}, "log": str(tmp_path / "log")}
-        return Task(**(settings | changes), counts=[0] * len(COUNTS))
+        return DemoTask(**(settings | changes), counts=[0] * len(COUNTS))
 
     return make
 

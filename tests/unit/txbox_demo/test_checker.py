@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from support.txbox.leases import acquired_in_time
 from txbox.leases import Lease, PostgresLedger
-from txbox_demo.checker import ACCOUNTS, CHAIN, Report, check
+from txbox_demo.checker import ACCOUNTS, CHAIN, DemoReport, check
 from txbox_demo.purchases import Purchase
 from txbox_local import AcceptedMail
 
@@ -49,7 +49,7 @@ def chain(tables: Engine) -> Engine:
     return tables
 
 
-def wrong(report: Report) -> dict[str, list[str]]:
+def wrong(report: DemoReport) -> dict[str, list[str]]:
     return {what: ids for what, ids in report.wrong.items() if ids}
 
 

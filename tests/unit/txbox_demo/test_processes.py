@@ -23,13 +23,13 @@ from txbox_demo.processes import (
     N_SENT,
     ROLES,
     SENT,
+    DemoTask,
     LossyPublisher,
     MortalOutbox,
-    Task,
     lose_acks,
 )
 
-MakeTask = Callable[..., Task]
+MakeTask = Callable[..., DemoTask]
 
 
 class Died(BaseException):

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from txbox_demo import processes
-from txbox_demo.processes import INSERTED, N_ROLLED_BACK, Task, run_shop
+from txbox_demo.processes import INSERTED, N_ROLLED_BACK, DemoTask, run_shop
 from txbox_demo.purchases import read_purchases
 
-MakeTask = Callable[..., Task]
+MakeTask = Callable[..., DemoTask]
 
 
 class Died(BaseException):
@@ -20,7 +20,7 @@ class Died(BaseException):
 @pytest.fixture(autouse=True)
 def _engine(tables: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shop's engine is the test's."""
-    monkeypatch.setattr(Task, "engine", lambda _: tables)
+    monkeypatch.setattr(DemoTask, "engine", lambda _: tables)
 
 
 def published(engine: Engine) -> list[tuple[str, str]]:

@@ -12,12 +12,12 @@ from support.broken_demo import dying_billing, ending_shop, take_place
 from support.waiting import wait_until
 from txbox import TxboxError
 from txbox_demo import supervisor
-from txbox_demo.processes import ROLES, Task
+from txbox_demo.processes import ROLES, DemoTask
 from txbox_demo.run import Plan
 from txbox_demo.sandbox import Progress
-from txbox_demo.supervisor import SPARE, Group, Supervisor
+from txbox_demo.supervisor import SPARE, DemoSupervisor, Group
 
-MakeTask = Callable[..., Task]
+MakeTask = Callable[..., DemoTask]
 NO_SANDBOX: Any = None  # only `drive` looks into it
 
 
@@ -37,12 +37,12 @@ def test_with_the_default_every_role_dies_at_each_of_its_moments_within_its_work
 
 
 @pytest.fixture
-def supervise(make_task: MakeTask, tmp_path: Path) -> Iterator[Callable[[Group], Supervisor]]:
+def supervise(make_task: MakeTask, tmp_path: Path) -> Iterator[Callable[[Group], DemoSupervisor]]:
     """Supervise a group, whose processes end with the test."""
-    started: list[Supervisor] = []
+    started: list[DemoSupervisor] = []
 
-    def start(group: Group) -> Supervisor:
-        started.append(Supervisor([group], make_task(), NO_SANDBOX, tmp_path))
+    def start(group: Group) -> DemoSupervisor:
+        started.append(DemoSupervisor([group], make_task(), NO_SANDBOX, tmp_path))
         return started[-1]
 
     yield start
@@ -50,7 +50,7 @@ def supervise(make_task: MakeTask, tmp_path: Path) -> Iterator[Callable[[Group],
         one.kill()
 
 
-Supervise = Callable[[Group], Supervisor]
+Supervise = Callable[[Group], DemoSupervisor]
 
 
 def test_the_killed_are_counted_by_moment_and_replaced_until_enough_have_died(
@@ -123,7 +123,7 @@ def test_nothing_is_given_up_after_a_single_look(
 
     def drive(*looks: Progress) -> Progress:
         sandbox: Any = Looks(*looks)
-        its = Supervisor([], make_task(), sandbox, tmp_path)
+        its = DemoSupervisor([], make_task(), sandbox, tmp_path)
         return its.drive("x", lambda _: None, is_ending=lambda: True, is_done=lambda now: now.notified == 50)
 
     assert drive(missed, waits, done) == done

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from txbox_local.aws.moto_server import Dispatcher
+from txbox_local.aws.moto_server import MotoDispatcher
 from txbox_local.aws.moto_sqs import LOCK
 
 
@@ -29,7 +29,7 @@ class Application:
 
 @pytest.mark.parametrize(("service", "alone"), [("sqs", True), ("dynamodb", True), ("sns", False)])
 def test_what_shares_state_runs_alone(service: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    dispatcher = Dispatcher()
+    dispatcher = MotoDispatcher()
     application = Application(service)
     monkeypatch.setattr(dispatcher, "get_application", lambda environ: application)
     dispatcher({}, lambda *_: None)
@@ -37,7 +37,7 @@ def test_what_shares_state_runs_alone(service: str, alone: bool, monkeypatch: py
 
 
 def test_a_host_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    dispatcher = Dispatcher()
+    dispatcher = MotoDispatcher()
     assert dispatcher.get_backend_for_host("sqs.us-east-1.amazonaws.com") == "sqs"
     monkeypatch.setattr(dispatcher, "backend_url_patterns", [])
     assert dispatcher.get_backend_for_host("sqs.us-east-1.amazonaws.com") == "sqs"

@@ -11,7 +11,7 @@ from typing import Any
 from txbox import BrokerError
 from txbox.relay import OutboxMessage, Refused
 from txbox_aws.publishers.calls import Entry, PublishCall
-from txbox_aws.publishers.faults import Fault, is_counted, is_final, of_entry
+from txbox_aws.publishers.faults import Blame, is_counted, is_final, of_entry
 
 Unlike = Callable[[Entry, Mapping[str, Any]], str | None]
 """Says in what a confirmed entry is unlike the one that was sent; None: in nothing."""
@@ -41,12 +41,12 @@ class PublishResult:
         destination = entry.message.destination
         why = f"{destination} refused the message: {code} {text}".strip()
         fault = of_entry(code)
-        if fault is Fault.ENTRY:
+        if fault is Blame.ENTRY:
             final, counted = is_final(code, sender_fault=sender_fault), is_counted(code, sender_fault=sender_fault)
             self.refused.append(Refused(entry.message, why, final=final, counted=counted))
         else:
             self.unsent.append(entry.message)
-            self.error = self.error or BrokerError(why, permanent=fault is Fault.DESTINATION)
+            self.error = self.error or BrokerError(why, permanent=fault is Blame.DESTINATION)
 
 
 def refusal(entry: Entry, why: str, *, final: bool = False) -> Refused:

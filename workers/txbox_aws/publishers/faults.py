@@ -24,7 +24,7 @@ CALL_ERRORS = (BotoCoreError, ClientError, ResponseParserError)
 """What a call raises when it fails as a whole."""
 
 
-class Fault(Enum):
+class Blame(Enum):
     """Whose fault it is."""
 
     BROKER = "broker"
@@ -32,27 +32,27 @@ class Fault(Enum):
     ENTRY = "entry"
 
 
-def fault_of(error: Exception) -> Fault:
+def fault_of(error: Exception) -> Blame:
     """Return whose fault it is that a whole call failed; see ``CALL_ERRORS``."""
     if not isinstance(error, ClientError):
-        return Fault.ENTRY if isinstance(error, ParamValidationError) else Fault.BROKER
+        return Blame.ENTRY if isinstance(error, ParamValidationError) else Blame.BROKER
     name = _plain(code_of(error))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if status >= 500 or status == 429 or _is_throttle(name) or name in _PASSING:
-        return Fault.BROKER
+        return Blame.BROKER
     if status == 413 or name in _ENTRIES:
-        return Fault.ENTRY
-    return Fault.DESTINATION
+        return Blame.ENTRY
+    return Blame.DESTINATION
 
 
-def of_entry(code: str) -> Fault:
+def of_entry(code: str) -> Blame:
     """Return whose fault it is that one entry was refused with this code."""
     name = _plain(code)
     if _is_throttle(name):
-        return Fault.BROKER
+        return Blame.BROKER
     if name.upper().startswith("KMS") or name in _DESTINATIONS:
-        return Fault.DESTINATION
-    return Fault.ENTRY
+        return Blame.DESTINATION
+    return Blame.ENTRY
 
 
 def is_final(code: str, *, sender_fault: bool | None) -> bool:

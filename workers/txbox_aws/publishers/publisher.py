@@ -18,7 +18,7 @@ from txbox.text import text_of
 from txbox_aws.clients import PUBLISHER, AwsUse, RegionalClients, code_of, translation
 from txbox_aws.publishers.answers import PublishResult, refusal
 from txbox_aws.publishers.calls import Entry, PublishCall, calls
-from txbox_aws.publishers.faults import CALL_ERRORS, Fault, fault_of, is_final
+from txbox_aws.publishers.faults import CALL_ERRORS, Blame, fault_of, is_final
 
 CALLS_AT_ONCE = 8
 
@@ -205,7 +205,7 @@ class AwsPublisher(ABC):
         try:
             return self._call(self._clients.of(region(call.destination)), call)
         except CALL_ERRORS as error:
-            if fault_of(error) is not Fault.ENTRY:
+            if fault_of(error) is not Blame.ENTRY:
                 unreached = translation(self._use, error, call.destination)
                 unreached.__cause__ = error
                 return PublishResult(unsent=call.messages, error=unreached)

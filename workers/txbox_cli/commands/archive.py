@@ -6,7 +6,7 @@ import typer
 
 from txbox_cli import spark
 from txbox_cli.errors import CommandFailed
-from txbox_cli.options import Database, DatabaseOptions, JsonOption, read_span
+from txbox_cli.options import DatabaseOptions, DatabaseTarget, JsonOption, read_span
 from txbox_cli.output import counted, print_json
 from txbox_cli.signals import terminated_as_interrupt
 
@@ -67,7 +67,7 @@ def archive(
     return 0
 
 
-def _check(db: Database) -> None:
+def _check(db: DatabaseTarget) -> None:
     """Check what can be checked before Spark starts, which takes long."""
     from txbox.postgres.transactions import check_table
     from txbox.schema import tables
@@ -78,7 +78,7 @@ def _check(db: Database) -> None:
         check_table(connection, tables(db.schema, db.prefix).archive)
 
 
-def _release(folder: str, db: Database) -> int:
+def _release(folder: str, db: DatabaseTarget) -> int:
     from txbox_spark.archive.archiver import release
 
     if not release(folder, url=db.url, schema=db.schema, prefix=db.prefix):

@@ -18,7 +18,7 @@ from txbox.operations.audit.report import COUNTS, FAULTS_OF_SENT
 from txbox_cli import spark
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import (
-    Database,
+    DatabaseTarget,
     JsonOption,
     PrefixOption,
     SchemaOption,
@@ -199,7 +199,7 @@ def _compare_archive(
     session: Any,
     archive: str,
     inbox_archive: str,
-    inbox: Database,
+    inbox: DatabaseTarget,
     destinations: Sequence[str],
     subscriber: str,
     limit: int,
@@ -241,7 +241,7 @@ def _missing(found: "Reconciliation") -> int:
     return found.never_processed - found.parked - found.expired - found.discarded
 
 
-def _record(engine: Engine, inbox: Database, reports: Sequence[AuditReport]) -> None:
+def _record(engine: Engine, inbox: DatabaseTarget, reports: Sequence[AuditReport]) -> None:
     with engine.begin() as connection:
         for report in reports:
             detail = {

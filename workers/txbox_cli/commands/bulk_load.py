@@ -17,7 +17,7 @@ from txbox_cli import spark
 from txbox_cli.commands.loads import run_to_resume
 from txbox_cli.errors import Interrupted, UsageError
 from txbox_cli.importer import find
-from txbox_cli.options import Database, DatabaseOptions, JsonOption, PublishToOption, ReadBy
+from txbox_cli.options import DatabaseOptions, DatabaseTarget, JsonOption, PublishToOption, ReadBy
 from txbox_cli.output import print_counts, print_json, printable
 from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
@@ -75,7 +75,7 @@ class EffectOptions:
     ] = None
     publish_to: PublishToOption = None
 
-    def effect(self, fields: str | None, db: Database) -> Effect:
+    def effect(self, fields: str | None, db: DatabaseTarget) -> Effect:
         """Return the effect.
 
         Args:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from txbox_demo.checker import Report
+    from txbox_demo.checker import DemoReport
     from txbox_demo.dashboard_pages import DashboardPages
     from txbox_demo.run import Plan
     from txbox_demo.sandbox import Progress as RunProgress
@@ -84,7 +84,7 @@ def demo(
         progress_bars(console) if console.is_terminal else nullcontext() as bars,
     ):
 
-        def on_report(report: "Report") -> None:
+        def on_report(report: "DemoReport") -> None:
             if bars:
                 bars.stop()
             if json_file is not None:
@@ -149,7 +149,7 @@ class _Shown:
             self._next_at = now + SECONDS_PER_LINE
 
 
-def _print_result(console: "Console", report: "Report") -> None:
+def _print_result(console: "Console", report: "DemoReport") -> None:
     _print_report(console, report)
     if not report.exact:
         console.print("\nNOT EXACT: what is wrong is listed above, in capitals", style="bold")
@@ -159,7 +159,7 @@ def _print_result(console: "Console", report: "Report") -> None:
     console.print("next: `txbox dev` starts servers for a service of yours; see docs/getting-started.md")
 
 
-def _print_report(console: "Console", report: "Report") -> None:
+def _print_report(console: "Console", report: "DemoReport") -> None:
     wrong = {what: ids for what, ids in report.wrong.items() if ids}
     verdict = "THE ACCOUNTS ARE WRONG" if "accounts" in wrong else "every customer is right to the cent"
     if any(what.startswith("mails") for what in wrong):

@@ -10,7 +10,7 @@ import typer
 from txbox.status import find_blocked_loads
 from txbox.status.bulk_loads import BulkLoad, BulkLoads, LoadState
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import Database, DatabaseOptions, JsonOption, read_moment
+from txbox_cli.options import DatabaseOptions, DatabaseTarget, JsonOption, read_moment
 from txbox_cli.output import counted, print_counts, print_json, print_table, printable
 
 ERROR_CHARACTERS = 100
@@ -133,7 +133,7 @@ def show(run: RunArgument, db: DatabaseOptions, as_json: JsonOption = False) -> 
         typer.echo(f"to finish it, {WRITE_AGAIN}")
 
 
-def _finish(load: BulkLoad, db: Database) -> str:
+def _finish(load: BulkLoad, db: DatabaseTarget) -> str:
     """Return the command that finishes a run, as far as the ledger knows it."""
     options = f" {db.options}" if db.options else ""
     is_table = load.source.startswith(("table:", "delta:", "iceberg:", "jdbc:"))
@@ -204,7 +204,7 @@ def find_run(ledger: BulkLoads, start: str) -> str:
     raise CommandFailed(f"there is no bulk load {start!r} in this database; see `txbox loads list`")
 
 
-def run_to_resume(db: Database, start: str) -> str:
+def run_to_resume(db: DatabaseTarget, start: str) -> str:
     """Return the id of the run that begins with a text, and that `txbox bulk-load` can finish.
 
     Raises:

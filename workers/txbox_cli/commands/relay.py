@@ -17,7 +17,7 @@ from txbox.tracing import Tracing
 from txbox_cli import importer
 from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import Database, PrefixOption, SchemaOption, UrlOption, database, read_span
+from txbox_cli.options import DatabaseTarget, PrefixOption, SchemaOption, UrlOption, database, read_span
 from txbox_cli.signals import hangup_terminates
 from txbox_workers.brokers import GROUP
 
@@ -249,6 +249,6 @@ def _tracing() -> Tracing:
     return OpenTelemetryTracing()
 
 
-def _sends(publishers: Mapping[str, Publisher | AsyncPublisher], db: Database, keep_sent: str | None) -> str:
+def _sends(publishers: Mapping[str, Publisher | AsyncPublisher], db: DatabaseTarget, keep_sent: str | None) -> str:
     kept = "" if keep_sent is None else f", keeping what was sent for {keep_sent}"
     return f"sending from {db.url.database} on {db.url.host or 'this machine'} to {', '.join(publishers)}{kept}"

@@ -2,7 +2,7 @@
 
 from txbox.dead_letters import OperationKind
 from txbox.errors import InvalidConfiguration, OperationNotFound
-from txbox_dashboard.actions import Action, Refused
+from txbox_dashboard.actions import Action, ActionRefused
 from txbox_dashboard.letters.finder import FIELDS, filter_of
 
 NOTE_CHARACTERS = 500
@@ -31,7 +31,7 @@ def stop(action: Action) -> str:
     """End an operation after the letter in hand."""
     operation = _operation(action)
     if operation not in action.runner.running():
-        raise Refused("This dashboard does not carry it out: it has ended, or another process is at it.")
+        raise ActionRefused("This dashboard does not carry it out: it has ended, or another process is at it.")
     with action.recorded("stop operation", str(operation)):
         action.runner.stop(operation)
     return "/letters#operations"
@@ -43,16 +43,16 @@ def _select(action: Action, kind: OperationKind) -> str:
         given = {name: action.form.get(name, "") for name in FIELDS}
         which = filter_of(given, errors_hidden=action.settings.redact is not None)
         if which.numbers is not None and not which.numbers:
-            raise Refused("No letter was chosen.")
+            raise ActionRefused("No letter was chosen.")
         if which.up_to is None:
-            raise Refused("Which letters were counted is not said: go by the page that counts them.")
+            raise ActionRefused("Which letters were counted is not said: go by the page that counts them.")
         operation = action.runner.operations.select(
             which, kind, by=action.who, note=note, expired=action.form.get("expired") == "yes"
         )
     except InvalidConfiguration as error:
-        raise Refused(str(error)) from error
+        raise ActionRefused(str(error)) from error
     if operation is None:
-        raise Refused("There are no such letters any more: they were redriven, discarded or deleted meanwhile.")
+        raise ActionRefused("There are no such letters any more: they were redriven, discarded or deleted meanwhile.")
     action.log(f"{kind.value} {operation.letters} dead letters", f"operation {operation.operation_id}")
     action.runner.start(operation.operation_id, action.who)
     return "/letters#operations"
@@ -61,11 +61,11 @@ def _select(action: Action, kind: OperationKind) -> str:
 def _operation(action: Action) -> int:
     text = action.form.get("operation", "")
     if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
-        raise Refused("This is no operation.")
+        raise ActionRefused("This is no operation.")
     try:
         return action.runner.operations.get(int(text)).operation_id
     except OperationNotFound as error:
-        raise Refused(str(error)) from error
+        raise ActionRefused(str(error)) from error
 
 
 _DIGITS = 19

@@ -42,7 +42,7 @@ class LetterStatements(SqlFile, file="letters.sql", fragments_of=DeadLetterState
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundLetters:
     """Letters of a filter.
 
     Attributes:
@@ -56,7 +56,7 @@ class Found:
     next_before: int | None
 
 
-def find(reader: Reader, which: LetterFilter, *, every: bool, before: int, page: int) -> Found:
+def find(reader: Reader, which: LetterFilter, *, every: bool, before: int, page: int) -> FoundLetters:
     """Return letters of a filter, older than a number, the newest first.
 
     Args:
@@ -73,26 +73,26 @@ def find(reader: Reader, which: LetterFilter, *, every: bool, before: int, page:
         rows = reader.rows("dead letters", statement.letters, {**statement.asked, "before": before, "page": page})
         found = [_line(row) for row in rows or ()]
         last = found[-1]["dead_letter_id"] if len(found) == page else None
-        return Found(found, None, next_before=last)
+        return FoundLetters(found, None, next_before=last)
     found = []
     while True:
         asked = {**parameters, "before": before, "page": page - len(found)}
         edges = reader.rows("dead letters", sql.edge, asked)
         if edges is not None and edges[0]["lowest"] is None:
-            return Found(found, None, next_before=None)
+            return FoundLetters(found, None, next_before=None)
         rows = None if edges is None else reader.rows("dead letters", sql.in_stretch, asked)
         if edges is None or rows is None:  # not read in time: the next look begins with the same stretch
             looked_to = before if before < NEWEST else None
-            return Found(found, looked_to, next_before=looked_to)
+            return FoundLetters(found, looked_to, next_before=looked_to)
         found += [_line(row) for row in rows]
         if len(found) == page:
             last = found[-1]["dead_letter_id"]
-            return Found(found, last, next_before=last)
+            return FoundLetters(found, last, next_before=last)
         before = edges[0]["lowest"]
         if edges[0]["letters"] < STRETCH:
-            return Found(found, None, next_before=None)
+            return FoundLetters(found, None, next_before=None)
         if reader.seconds > SEARCH_SECONDS:
-            return Found(found, before, next_before=before)
+            return FoundLetters(found, before, next_before=before)
 
 
 def count(reader: Reader, which: LetterFilter) -> tuple[Mapping[tuple[str, str], int], bool]:

@@ -9,9 +9,18 @@ from txbox import Reason
 from txbox.dead_letters.letter import letter_from
 from txbox.errors import InvalidConfiguration
 from txbox.postgres.sql import with_moments
-from txbox_dashboard.letters.finder import FIELDS, NEWEST, Found, LetterStatements, count, filter_of, find, newest
+from txbox_dashboard.letters.finder import (
+    FIELDS,
+    NEWEST,
+    FoundLetters,
+    LetterStatements,
+    count,
+    filter_of,
+    find,
+    newest,
+)
 from txbox_dashboard.redaction import as_text, error_line, redacted
-from txbox_dashboard.settings import Settings
+from txbox_dashboard.settings import DashboardSettings
 from txbox_dashboard.view import Page, Request
 
 PAGE = 50
@@ -28,7 +37,7 @@ def letters(request: Request) -> Page:
     """Show the dead letters of a filter, and what was done with others."""
     given = {name: request.query.get(name, "") for name in FIELDS}
     every = request.query.get("all") == "yes"
-    refused, found = None, Found((), None, None)
+    refused, found = None, FoundLetters((), None, None)
     try:
         which = filter_of(given, errors_hidden=request.settings.redact is not None)
         found = find(request.reader, which, every=every, before=request.number("before", NEWEST), page=PAGE)
@@ -65,7 +74,7 @@ def letters(request: Request) -> Page:
     )
 
 
-def _shown_filter(given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+def _shown_filter(given: Mapping[str, Any], settings: DashboardSettings) -> dict[str, Any]:
     """Return the filter of an operation; what it looks for in headers and bodies only where those are shown."""
     shown = dict(given)
     if "error" in given:

@@ -20,7 +20,7 @@ LEFT_SECONDS = 60.0
 """A load that is at work is heard of every few seconds; one that is silent for so long was left, or is stuck."""
 
 
-class LoadStatements(SqlFile, file="loads.sql"):
+class LoadPageStatements(SqlFile, file="loads.sql"):
     """The statements of ``loads.sql``."""
 
     loads: str
@@ -30,7 +30,7 @@ class LoadStatements(SqlFile, file="loads.sql"):
 def loads(request: Request) -> Page:
     """Show the last bulk loads, and the chunks of one as a map."""
     reader = request.reader
-    sql = LoadStatements.load(reader.schema, reader.prefix)
+    sql = LoadPageStatements.load(reader.schema, reader.prefix)
     found = [
         with_moments(row, "started_at", "finished_at")
         for row in reader.rows("the loads", sql.loads, {"limit": SHOWN}) or ()

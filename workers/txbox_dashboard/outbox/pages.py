@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from txbox.operations.pauses import Pause, read_pauses
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.snapshot_holders import find_snapshot_holders, sees_all_sessions
-from txbox.outbox.status import STALE_SECONDS, DestinationStatus, RelayStatus, StatusStatements
+from txbox.outbox.status import STALE_SECONDS, DestinationStatus, OutboxStatusStatements, RelayStatus
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.status import read_activity
@@ -55,7 +55,7 @@ def outbox(request: Request) -> Page:
     reader = request.reader
     place: Any = {"schema": reader.schema, "prefix": reader.prefix}
     sql = OutboxPageStatements.load(reader.schema, reader.prefix)
-    status = StatusStatements.load(reader.schema, reader.prefix)
+    status = OutboxStatusStatements.load(reader.schema, reader.prefix)
     relays: Sequence[RelayStatus] = reader.read("the relays", lambda connection: _relays(connection, status)) or ()
     backlog = reader.read("what waits", lambda connection: _backlog(connection, status))
     pauses: Sequence[Pause] = reader.read("what is paused", lambda connection: read_pauses(connection, **place)) or ()
@@ -118,12 +118,12 @@ def outbox(request: Request) -> Page:
     )
 
 
-def _relays(connection: Connection, status: StatusStatements) -> list[RelayStatus]:
+def _relays(connection: Connection, status: OutboxStatusStatements) -> list[RelayStatus]:
     rows = connection.exec_driver_sql(status.relays, {"stale_after": timedelta(seconds=STALE_SECONDS)}).mappings()
     return [RelayStatus(**with_moments(row, "started_at")) for row in rows]
 
 
-def _backlog(connection: Connection, status: StatusStatements) -> Backlog:
+def _backlog(connection: Connection, status: OutboxStatusStatements) -> Backlog:
     name = {"name": status.name_of("outbox_message")}
     estimate = int(connection.exec_driver_sql(status.row_estimates, name).one().live)
     if estimate < LOOKED_AT:

@@ -83,7 +83,7 @@ def _application(service: Any) -> Any:
     return create_backend_app(service)
 
 
-class Dispatcher(DomainDispatcherApplication):
+class MotoDispatcher(DomainDispatcherApplication):
     """Finds the service that a request is for, and runs it there."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ def main() -> None:
     """Serve until a signal ends this process."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     patch_sqs()
-    server = make_server("127.0.0.1", 0, Dispatcher(), threaded=True, request_handler=KeepAliveHandler)
+    server = make_server("127.0.0.1", 0, MotoDispatcher(), threaded=True, request_handler=KeepAliveHandler)
     os.write(sys.stdout.fileno(), f"port {server.port}\n".encode())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the pipe is not read from here on
     server.serve_forever()

@@ -16,11 +16,11 @@ from txbox.relay import AsyncPublisher, OutboxMessage, PartlySent, Publisher, Re
 from txbox.relay.publisher import is_async
 
 __all__ = [
-    "Answer",
     "AsyncDestinationUnderTest",
     "AsyncPublisherConformance",
     "DestinationUnderTest",
     "PublisherConformance",
+    "SendAnswer",
 ]
 
 Result = TypeVar("Result")
@@ -66,7 +66,7 @@ class DestinationUnderTest(Protocol):
         """Return what has arrived since it was asked last, in order; wait until it is as many, if that takes time."""
 
 
-class Answer(NamedTuple):
+class SendAnswer(NamedTuple):
     """What became of a call."""
 
     refused: Sequence[Refused]
@@ -84,12 +84,12 @@ class PublisherConformance:
         """Return a destination of one test's own."""
         raise NotImplementedError
 
-    def send(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[Answer]:
+    def send(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[SendAnswer]:
         """Make calls, one after the other."""
         assert not is_async(publisher)
         return [_answer(publisher, messages) for messages in calls]  # type: ignore[arg-type]
 
-    def send_at_once(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[Answer]:
+    def send_at_once(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[SendAnswer]:
         """Make calls, all at once."""
         with ThreadPoolExecutor(len(calls)) as pool:
             return list(pool.map(lambda messages: self.send(publisher, messages)[0], calls))
@@ -105,26 +105,26 @@ class PublisherConformance:
             OutboxMessage(f"m{number}", destination.name, body, f"k{number}", HEADERS, number, PUBLISHED_AT)
             for number, body in enumerate(bodies)
         ]
-        assert self.send(destination.publisher(), messages) == [Answer([])]
+        assert self.send(destination.publisher(), messages) == [SendAnswer([])]
         arrived = {message.id: message for message in destination.arrived(len(messages))}
         assert {id_: message.body for id_, message in arrived.items()} == {one.id: one.body for one in messages}
         assert all(HEADERS.items() <= message.headers.items() for message in arrived.values())
 
     def test_one_call_may_have_many_messages(self, destination: DestinationUnderTest) -> None:
-        assert self.send(destination.publisher(), numbered(destination.name, 33)) == [Answer([])]
+        assert self.send(destination.publisher(), numbered(destination.name, 33)) == [SendAnswer([])]
         assert ids(destination.arrived(33)) == ids(numbered(destination.name, 33))
 
     def test_what_is_sent_again_has_the_id_that_it_had(self, destination: DestinationUnderTest) -> None:
         (message,) = numbered(destination.name, 1)
         answers = self.send(destination.publisher(), [message], [replace(message, attempts=1)])
-        assert answers == [Answer([])] * 2
+        assert answers == [SendAnswer([])] * 2
         assert {one.id for one in destination.arrived(1)} == {message.id}
 
     def test_messages_of_a_key_arrive_in_the_order_of_the_calls(self, destination: DestinationUnderTest) -> None:
         if not destination.keeps_order:
             pytest.skip("the broker keeps no order")
         messages = [replace(one, key="ann") for one in numbered(destination.name, 5)]
-        assert self.send(destination.publisher(), *([one] for one in messages)) == [Answer([])] * 5
+        assert self.send(destination.publisher(), *([one] for one in messages)) == [SendAnswer([])] * 5
         assert [one.id for one in destination.arrived(5)] == [one.id for one in messages]
 
     def test_a_message_that_is_refused_is_named_and_no_other(self, destination: DestinationUnderTest) -> None:
@@ -161,13 +161,13 @@ class PublisherConformance:
         good = numbered(destination.name, 2)
         lost, sent = self.send(destination.publisher(), numbered(destination.gone, 1), good)
         assert lost.error is not None
-        assert sent == Answer([])
+        assert sent == SendAnswer([])
         assert ids(destination.arrived(2)) == ids(good)
 
     def test_several_calls_may_be_under_way_at_once(self, destination: DestinationUnderTest) -> None:
         messages = numbered(destination.name, 40)
         calls = [messages[start : start + 5] for start in range(0, 40, 5)]
-        assert self.send_at_once(destination.publisher(), *calls) == [Answer([])] * 8
+        assert self.send_at_once(destination.publisher(), *calls) == [SendAnswer([])] * 8
         assert ids(destination.arrived(40)) == ids(messages)
 
 
@@ -191,18 +191,18 @@ class AsyncPublisherConformance(PublisherConformance):
         """Return a destination of one test's own."""
         raise NotImplementedError
 
-    def send(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[Answer]:
+    def send(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[SendAnswer]:
         """Await calls, one after the other."""
 
-        async def in_turn(entered: AsyncPublisher) -> list[Answer]:
+        async def in_turn(entered: AsyncPublisher) -> list[SendAnswer]:
             return [await _awaited(entered, messages) for messages in calls]
 
         return _run(publisher, in_turn)
 
-    def send_at_once(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[Answer]:
+    def send_at_once(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[SendAnswer]:
         """Await calls, all at once."""
 
-        async def together(entered: AsyncPublisher) -> list[Answer]:
+        async def together(entered: AsyncPublisher) -> list[SendAnswer]:
             return await asyncio.gather(*(_awaited(entered, messages) for messages in calls))
 
         return _run(publisher, together)
@@ -214,19 +214,19 @@ class AsyncPublisherConformance(PublisherConformance):
 
         async def beside_it(entered: AsyncPublisher) -> None:
             hangs = asyncio.create_task(_awaited(entered, numbered(destination.hanging, 20)))
-            assert await asyncio.wait_for(_awaited(entered, good), LIMIT_SECONDS) == Answer([])
+            assert await asyncio.wait_for(_awaited(entered, good), LIMIT_SECONDS) == SendAnswer([])
             assert not hangs.done()
             hangs.cancel()
             await asyncio.wait([hangs], timeout=LIMIT_SECONDS)
             assert hangs.cancelled(), "its messages would count as sent, or as refused"
-            assert await asyncio.wait_for(_awaited(entered, after), LIMIT_SECONDS) == Answer([])
+            assert await asyncio.wait_for(_awaited(entered, after), LIMIT_SECONDS) == SendAnswer([])
 
         _run(destination.publisher(), beside_it)
         assert ids(destination.arrived(21)) == ids([*good, *after])
 
     def test_it_works_in_another_loop_after_the_first_has_ended(self, destination: AsyncDestinationUnderTest) -> None:
         publisher, (first, second) = destination.publisher(), numbered(destination.name, 2)
-        assert self.send(publisher, [first]) + self.send(publisher, [second]) == [Answer([])] * 2
+        assert self.send(publisher, [first]) + self.send(publisher, [second]) == [SendAnswer([])] * 2
         assert ids(destination.arrived(2)) == ids([first, second])
 
 
@@ -243,23 +243,23 @@ def ids(messages: Sequence[Message | OutboxMessage]) -> list[str]:
     return sorted(message.id for message in messages)
 
 
-def lost_in(error: BrokerError, messages: Sequence[OutboxMessage]) -> Answer:
+def lost_in(error: BrokerError, messages: Sequence[OutboxMessage]) -> SendAnswer:
     """Return what an outage says of a call."""
     if isinstance(error, PartlySent):
-        return Answer(tuple(error.refused), tuple(error.unsent), error)
-    return Answer((), tuple(messages), error)
+        return SendAnswer(tuple(error.refused), tuple(error.unsent), error)
+    return SendAnswer((), tuple(messages), error)
 
 
-def _answer(publisher: Publisher, messages: Sequence[OutboxMessage]) -> Answer:
+def _answer(publisher: Publisher, messages: Sequence[OutboxMessage]) -> SendAnswer:
     try:
-        return Answer(list(publisher.send(messages) or ()))
+        return SendAnswer(list(publisher.send(messages) or ()))
     except BrokerError as error:
         return lost_in(error, messages)
 
 
-async def _awaited(publisher: AsyncPublisher, messages: Sequence[OutboxMessage]) -> Answer:
+async def _awaited(publisher: AsyncPublisher, messages: Sequence[OutboxMessage]) -> SendAnswer:
     try:
-        return Answer(list(await publisher.send(messages) or ()))
+        return SendAnswer(list(await publisher.send(messages) or ()))
     except BrokerError as error:
         return lost_in(error, messages)
 

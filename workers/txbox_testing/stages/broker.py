@@ -13,7 +13,7 @@ AGAIN_SECONDS = 0.02
 """How long what is handed back stays away, at most: a backoff of minutes is of no use in a test."""
 
 
-class Broker(MemorySource):
+class StageBroker(MemorySource):
     """Delivers from memory; it outlives the workers that are killed."""
 
     def hand_back(self, settlements: Sequence[Settlement]) -> None:
@@ -34,7 +34,7 @@ class Broker(MemorySource):
 class Consumer:
     """What the worker of one life sees of the broker; after its death nothing passes. Implements ``Source``."""
 
-    def __init__(self, broker: Broker, life: Life) -> None:
+    def __init__(self, broker: StageBroker, life: Life) -> None:
         self._broker = broker
         self._life = life
         self.loses_ack = False

@@ -9,7 +9,7 @@ from txbox import Inbox, InvalidConfiguration, Message, SqlEffect
 from txbox.instrumentation import Settled
 from txbox.leases.handlers import is_coroutine_function
 from txbox_testing.database import TrialDatabase
-from txbox_testing.stages.broker import Broker, Consumer
+from txbox_testing.stages.broker import Consumer, StageBroker
 from txbox_testing.stages.life import Life, WatchedLedger
 from txbox_testing.stages.stage import Stage, Stoppable
 from txbox_workers.worker import Worker
@@ -62,7 +62,7 @@ class WorkerStage(Stage):
         self._kind = "effect" if isinstance(handler, SqlEffect) else "batch_handler" if batch else "handler"
         self._messages = messages
         self._options = {"inbox": Inbox("test"), "lease_seconds": LEASE_SECONDS, **options}
-        self.broker = Broker(messages, batch_size=len(messages), wait_seconds=RECEIVE_SECONDS, name="test")
+        self.broker = StageBroker(messages, batch_size=len(messages), wait_seconds=RECEIVE_SECONDS, name="test")
         self._consumers: dict[Life, Consumer] = {}
         self.loses_ack = False
 

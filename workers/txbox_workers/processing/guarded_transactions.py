@@ -13,7 +13,7 @@ from txbox.postgres.engines import discard_if_session_broken, require_server, st
 from txbox.postgres.guards.commit_guard import begin, commit, is_refused_commit, remove_guard
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon
 from txbox.postgres.guards.transaction_guard import guard, left_in_use, protect, refuse_aborted
-from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, rows_of, run_steps
+from txbox.postgres.round_trip import Reply, Statement, Step, StepFailed, rows_of, run_steps
 from txbox.postgres.sqlstates import TIMED_OUT, is_lost_prepared_statement, sqlstate
 from txbox_workers.processing.outage_errors import (
     DatabaseUnavailable,
@@ -38,9 +38,9 @@ class OpenTransaction:
         closed_by_handler: the handler has closed the connection, which was not lost.
     """
 
-    def __init__(self, connection: Connection, answer: Answer | None) -> None:
+    def __init__(self, connection: Connection, answer: Reply | None) -> None:
         self.connection = connection
-        self.answer = answer or Answer()
+        self.answer = answer or Reply()
         self.last: Sequence[Step] = ()
         self.asked: Step | None = None
         self.rows: Sequence[tuple[Any, ...]] = ()
@@ -129,7 +129,7 @@ class GuardedTransactions:
                     raise TransactionEnded from without_values(error)
                 raise
 
-    def _begin(self, connection: Connection, turn: int | None, then: Step | None, *, guarded: bool) -> Answer | None:
+    def _begin(self, connection: Connection, turn: int | None, then: Step | None, *, guarded: bool) -> Reply | None:
         """Begin on the server, in one round trip; without a turn if it does not come in time."""
         limit = limit_steps(self._limit)
         if turn is None:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from txbox import Expired, Failures, MalformedMessage, Message, Mismatch, TransactionEnded
-from txbox.dead_letters.order import KeyOrder
+from txbox.dead_letters.order import HeldKeys
 from txbox.effects.json_rows import Row
 from txbox.inbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, emit
@@ -83,7 +83,7 @@ class HandlerTransactions:
         self._session_factory = options.session_factory
         self._context = context
         self._order = (
-            KeyOrder(inbox.subscriber_id, schema=inbox.schema, prefix=inbox.prefix) if options.ordered else None
+            HeldKeys(inbox.subscriber_id, schema=inbox.schema, prefix=inbox.prefix) if options.ordered else None
         )
         self._conflicts = ConflictRetries(
             inbox, engine, context, batches=options.transactions == "batch" and options.ledger is None
@@ -346,14 +346,14 @@ def _duplicates(deliveries: Sequence[Delivery], recorded: Recorded) -> dict[str,
     return {d.message.id: d.message.body for d in deliveries if d.message.id not in sorted_out}
 
 
-def _enter(order: KeyOrder, connection: Connection, first: Sequence[Delivery]) -> None:
+def _enter(order: HeldKeys, connection: Connection, first: Sequence[Delivery]) -> None:
     """Raise ``KeyHeld`` if a dead letter holds the key of a single message that was recorded now."""
     for delivery in first:
         if (key := delivery.order_key) is not None:
             order.enter(connection, key, delivery.message.id, delivery.message.headers)
 
 
-def _refuse_held(order: KeyOrder, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> None:
+def _refuse_held(order: HeldKeys, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> None:
     """Raise ``KeyHeld`` if a dead letter holds the key of a message that was recorded now, or is about to.
 
     The batch is not sorted out here: what becomes of one message decides on what follows, so they are processed

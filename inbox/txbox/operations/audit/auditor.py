@@ -40,7 +40,15 @@ from txbox.errors import InvalidConfiguration
 from txbox.instrumentation import Audited, Hook, emit
 from txbox.instrumentation.logs import log_event
 from txbox.operations.audit.report import COUNTS, AuditReport, Finding, FindingKind, Stretch, id_from, time_of
-from txbox.operations.audit.sides import STATEMENT_TIMEOUT, Database, Range, Recorded, Sent, known, subscribers
+from txbox.operations.audit.sides import (
+    STATEMENT_TIMEOUT,
+    AuditedDatabase,
+    Range,
+    RecordedSide,
+    Sent,
+    known,
+    subscribers,
+)
 from txbox.postgres.sql import moment
 from txbox.postgres.sqlstates import QUERY_CANCELED, sqlstate
 
@@ -114,8 +122,8 @@ def audit(
     """
     if isinstance(destinations, str) or not destinations:
         raise InvalidConfiguration("destinations must be a sequence of at least one destination")
-    sent = Sent(Database(outbox, outbox_schema, outbox_prefix), tuple(destinations), shared)
-    recorded = Recorded(Database(inbox, inbox_schema, inbox_prefix), subscriber_id)
+    sent = Sent(AuditedDatabase(outbox, outbox_schema, outbox_prefix), tuple(destinations), shared)
+    recorded = RecordedSide(AuditedDatabase(inbox, inbox_schema, inbox_prefix), subscriber_id)
     return _Audit(recorded, sent, since, in_flight, limit, hooks).run()
 
 
@@ -146,9 +154,9 @@ def audit_inbox(
     Raises:
         SchemaMissing: a table does not exist.
     """
-    database = Database(inbox, schema, prefix)
+    database = AuditedDatabase(inbox, schema, prefix)
     names = [name for name in subscribers(database) if subscriber_id in (None, name)]
-    return [_Audit(Recorded(database, name), None, since, timedelta(0), limit, hooks).run() for name in names]
+    return [_Audit(RecordedSide(database, name), None, since, timedelta(0), limit, hooks).run() for name in names]
 
 
 class _Audit:
@@ -156,7 +164,7 @@ class _Audit:
 
     def __init__(
         self,
-        recorded: Recorded,
+        recorded: RecordedSide,
         sent: Sent | None,
         since: Moment | None,
         in_flight: timedelta,

@@ -23,9 +23,9 @@ from txbox.postgres.transactions import check_table, short_transaction
 __all__ = [
     "STATEMENT_TIMEOUT",
     "AuditStatements",
-    "Database",
+    "AuditedDatabase",
     "Range",
-    "Recorded",
+    "RecordedSide",
     "Sent",
     "known",
     "subscribers",
@@ -71,7 +71,7 @@ class Range:
     upto: str
 
 
-class Database:
+class AuditedDatabase:
     """A database that is read by single statements, each in a transaction of its own."""
 
     def __init__(self, engine: Engine, schema: str | None, prefix: str) -> None:
@@ -103,7 +103,7 @@ class Database:
         return retry(work, again=again, backoff=_AGAIN, runs=_ATTEMPTS)
 
 
-def subscribers(database: Database) -> Iterator[str]:
+def subscribers(database: AuditedDatabase) -> Iterator[str]:
     """Yield each subscriber that has left a trace in an inbox, in order."""
     after: str | None = ""
     while True:
@@ -121,7 +121,7 @@ class _Side:
         judged_since: what was sent, or processed, before is not judged; None: all is.
     """
 
-    def __init__(self, database: Database, kind: str, asked: Mapping[str, Any]) -> None:
+    def __init__(self, database: AuditedDatabase, kind: str, asked: Mapping[str, Any]) -> None:
         self.database, self._kind, self._asked = database, kind, asked
         self.judged_since: datetime | None = None
 
@@ -146,7 +146,7 @@ class _Side:
 class Sent(_Side):
     """What an outbox has sent to some destinations."""
 
-    def __init__(self, database: Database, destinations: tuple[str, ...], shared: bool) -> None:
+    def __init__(self, database: AuditedDatabase, destinations: tuple[str, ...], shared: bool) -> None:
         super().__init__(database, "sent", {"destinations": list(destinations)})
         self.destinations, self.shared = destinations, shared
         self._relays = [f"{RELAY_SUBSCRIBER}:{destination}" for destination in destinations]
@@ -204,10 +204,10 @@ class Sent(_Side):
         return moment(self.database.read(self.database.sql.kept_since, {})[0].kept_since) or self.now
 
 
-class Recorded(_Side):
+class RecordedSide(_Side):
     """What the inbox of a subscriber has."""
 
-    def __init__(self, database: Database, subscriber_id: str) -> None:
+    def __init__(self, database: AuditedDatabase, subscriber_id: str) -> None:
         super().__init__(database, "recorded", {"subscriber_id": subscriber_id})
         self.subscriber_id = subscriber_id
 

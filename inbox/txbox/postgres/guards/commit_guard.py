@@ -27,7 +27,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import TransactionEnded
-from txbox.postgres.round_trip import Answer, PreparedLost, Statement, Step, StepFailed, rows_of, run_steps
+from txbox.postgres.round_trip import PreparedLost, Reply, Statement, Step, StepFailed, rows_of, run_steps
 from txbox.postgres.server import SERVER
 from txbox.postgres.sqlstates import INVALID_CURSOR_NAME, sqlstate
 
@@ -48,7 +48,7 @@ COMMIT = Statement.of("COMMIT", has_plan=False)
 _BACKEND_PID = Step(Statement.of(SERVER.backend_pid, has_plan=False))
 
 
-def begin(connection: Connection, *steps: Step, then: Step | None = None, guarded: bool = True) -> Answer | None:
+def begin(connection: Connection, *steps: Step, then: Step | None = None, guarded: bool = True) -> Reply | None:
     """Begin a transaction: one round trip, which takes the place of BEGIN.
 
     Args:
@@ -69,9 +69,9 @@ def begin(connection: Connection, *steps: Step, then: Step | None = None, guarde
         results = begin_with(connection, *every, *([] if then is None else [then]))
     except StepFailed as failure:
         if failure.number == len(every):
-            return Answer(error=failure.error)
+            return Reply(error=failure.error)
         raise failure.error from None
-    return None if then is None else Answer(results[-1])
+    return None if then is None else Reply(results[-1])
 
 
 def begin_with(connection: Connection, *steps: Step) -> list[Any]:

@@ -18,7 +18,7 @@ from txbox.outbox.status import (
     STALE_SECONDS,
     DestinationStatus,
     OutboxStatus,
-    StatusStatements,
+    OutboxStatusStatements,
     read_outbox_status,
     relays_at_work,
 )
@@ -217,7 +217,7 @@ def test_a_large_backlog_is_estimated_and_each_destination_is_seen(engine: Engin
 
 def test_no_statement_reads_all_of_a_large_backlog(engine: Engine, backlog: int) -> None:
     with engine.connect() as connection:
-        sql = StatusStatements.load()
+        sql = OutboxStatusStatements.load()
         for setting, statement, parameters in (
             (None, sql.backlog, {"limit": 101}),
             (sql.plan_by_index, sql.backlog_by_lane, {"lanes": 10_000, "limit": 100}),
@@ -248,7 +248,7 @@ def test_what_takes_too_long_is_left_out(engine: Engine, monkeypatch: pytest.Mon
 def test_a_backlog_that_cannot_be_looked_at_in_time_is_told_as_far_as_it_is_known(
     engine: Engine, backlog: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sql = StatusStatements.load()
+    sql = OutboxStatusStatements.load()
     for_ever = "SELECT pg_sleep(600) FROM generate_series(1, greatest(%(lanes)s, %(limit)s)) LIMIT 1"
     monkeypatch.setattr(sql, "backlog_by_lane", for_ever)
     monkeypatch.setattr("txbox.outbox.status.STATEMENT_SECONDS", 0.5)

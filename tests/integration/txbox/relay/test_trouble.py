@@ -25,7 +25,7 @@ from txbox.instrumentation import DatabaseLost, Event
 from txbox.operations.pauses import pause
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import Relay, poller, reporter
-from txbox.relay.poller import MessageFinder, Poller, Snapshot
+from txbox.relay.poller import MessageFinder, OutboxPoller, Snapshot
 from txbox.relay.sender import RelayStatements
 from txbox.schema import tables
 
@@ -357,15 +357,15 @@ def test_a_relay_that_cannot_ask_what_is_paused_sends_nothing_before_it_can(
     broker = RecordingPublisher()
     pause(engine, destination=OWN, by="anna")
     publish(engine, Outgoing(OWN, "paused"), Outgoing("own:elsewhere", "other"))
-    read = Poller._read_pauses
+    read = OutboxPoller._read_pauses
     locked = engine.connect()
 
-    def lock_first(self: Poller, connection: Connection) -> None:
+    def lock_first(self: OutboxPoller, connection: Connection) -> None:
         if not heard and not locked.in_transaction():  # after the start has looked at the table
             locked.exec_driver_sql("LOCK TABLE paused IN ACCESS EXCLUSIVE MODE")
         read(self, connection)
 
-    monkeypatch.setattr(Poller, "_read_pauses", lock_first)
+    monkeypatch.setattr(OutboxPoller, "_read_pauses", lock_first)
     with locked:
         start_relay(broker, hooks=[heard.append])
         wait_until(lambda: sum(isinstance(event, DatabaseLost) for event in heard) >= 2)

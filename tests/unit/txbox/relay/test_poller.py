@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox.relay.poller import Found, Snapshot
+from txbox.relay.poller import PollResult, Snapshot
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ def test_a_snapshot_is_read(text: str, snapshot: Snapshot) -> None:
 
 
 def test_only_what_asks_for_work_counts_as_found() -> None:
-    assert not Found()
-    assert Found(fresh={1: 1})
-    assert Found(due=frozenset([1]))
-    assert Found(woken=True)
+    assert not PollResult()
+    assert PollResult(fresh={1: 1})
+    assert PollResult(due=frozenset([1]))
+    assert PollResult(woken=True)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txbox.relay import OutboxMessage, Refused
-from txbox.relay.settlement import BatchSettlement, HeldKey, Row, settle
+from txbox.relay.settlement import BatchSettlement, FailedKey, Row, settle
 
 
 def row(position: int, key: str | None = None, *, held: bool = False, attempts: int = 0) -> Row:
@@ -25,7 +25,7 @@ def settled(
     held: Iterable[str] = (),
     max_attempts: int | None = 3,
 ) -> BatchSettlement:
-    keys = [HeldKey(1, "own:x", key) for key in held]
+    keys = [FailedKey(1, "own:x", key) for key in held]
     return settle(rows, set(sent), refusals, held=keys, max_attempts=max_attempts)
 
 
@@ -80,7 +80,7 @@ def test_behind_a_dead_message_the_key_goes_on() -> None:
 
 def test_a_held_key_moves_on_when_its_message_is_gone() -> None:
     head, held, fresh = row(1, "a", held=True, attempts=1), row(2, "a", held=True), row(3, "a")
-    key = HeldKey(1, "own:x", "a")
+    key = FailedKey(1, "own:x", "a")
     sent_one = settled([head, held, fresh], [1], {}, held=["a"])
     assert (sent_one.moved, sent_one.behind) == ({key}, [fresh])
     dead_one = settled([head, held, fresh], [], refused(head, final=True), held=["a"])

@@ -2,17 +2,17 @@
 
 import pytest
 
-from txbox_spark.loading.progress_reporter import FIRST_SECONDS, PACE_SECONDS, Merged, merge_pace
+from txbox_spark.loading.progress_reporter import FIRST_SECONDS, PACE_SECONDS, ProgressMark, merge_pace
 from txbox_spark.report import MergePace
 
 BEGUN = 1_000.0
 
 
-def at(seconds: float, chunks: int, rows: int) -> Merged:
-    return Merged(BEGUN + seconds, chunks, rows)
+def at(seconds: float, chunks: int, rows: int) -> ProgressMark:
+    return ProgressMark(BEGUN + seconds, chunks, rows)
 
 
-def pace(*seen: Merged, now: float, total: int = 100_000) -> MergePace | None:
+def pace(*seen: ProgressMark, now: float, total: int = 100_000) -> MergePace | None:
     return merge_pace(seen, BEGUN + now, total)
 
 

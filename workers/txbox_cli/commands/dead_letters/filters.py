@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from txbox import InvalidConfiguration, Reason
 from txbox.dead_letters import LetterFilter, LetterOperations
 from txbox_cli.errors import UsageError
-from txbox_cli.options import Database, ReadBy, read_moment, require_order
+from txbox_cli.options import DatabaseTarget, ReadBy, read_moment, require_order
 from txbox_cli.output import counted
 
 
@@ -73,7 +73,7 @@ def read_filter(
 FilterOptions = Annotated[LetterFilter, ReadBy(read_filter)]
 
 
-def tell_passed_over(engine: Engine, db: Database, which: LetterFilter, *, redriven: bool = False) -> None:
+def tell_passed_over(engine: Engine, db: DatabaseTarget, which: LetterFilter, *, redriven: bool = False) -> None:
     """Say of how many letters the filter's JSON path cannot be asked; they would be missed in silence."""
     count = LetterOperations(engine, schema=db.schema, prefix=db.prefix).passed_over(which, redriven=redriven)
     if count:

@@ -24,8 +24,8 @@ from txbox_cli.commands.dead_letters.filters import FilterOptions, refused_as_us
 from txbox_cli.commands.dead_letters.letters import TIME, print_letters, summary
 from txbox_cli.errors import CommandFailed, Interrupted, UsageError, explain
 from txbox_cli.options import (
-    Database,
     DatabaseOptions,
+    DatabaseTarget,
     JsonOption,
     ReadBy,
     checked_queue,
@@ -204,7 +204,7 @@ def list_operations(
 
 def _show(
     engine: Engine,
-    db: Database,
+    db: DatabaseTarget,
     which: LetterFilter,
     what: str,
     *,
@@ -242,7 +242,7 @@ def _show(
 
 def _carry_out(
     engine: Engine,
-    db: Database,
+    db: DatabaseTarget,
     operation: LetterOperation | None,
     which: LetterFilter | None = None,
     *,

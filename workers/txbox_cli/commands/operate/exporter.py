@@ -11,7 +11,7 @@ import typer
 from txbox.extras import needs
 from txbox.service import StopSignals, next_signal
 from txbox_cli.commands.operate.metrics_server import answering, line
-from txbox_cli.options import Database, DatabaseOptions, checked_queues
+from txbox_cli.options import DatabaseOptions, DatabaseTarget, checked_queues
 from txbox_cli.signals import hangup_terminates
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def exporter(
 
 @contextmanager
 def exporting(
-    db: Database,
+    db: DatabaseTarget,
     engine: "Engine",
     host: str,
     port: int,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import Database, DatabaseOptions, JsonOption, this_user
+from txbox_cli.options import DatabaseOptions, DatabaseTarget, JsonOption, this_user
 from txbox_cli.output import print_json
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ def resume(
         typer.echo(f"resumed: {kinds[0]} {name}")
 
 
-def _read(engine: "Engine", db: Database) -> "tuple[Pause, ...]":
+def _read(engine: "Engine", db: DatabaseTarget) -> "tuple[Pause, ...]":
     from txbox.operations.pauses import read_pauses
 
     with engine.connect() as connection:
         return read_pauses(connection, schema=db.schema, prefix=db.prefix)
 
 
-def _kind(engine: "Engine", db: Database, name: str, is_subscriber: bool | None, *, force: bool) -> "Kind":
+def _kind(engine: "Engine", db: DatabaseTarget, name: str, is_subscriber: bool | None, *, force: bool) -> "Kind":
     """Return what has this name.
 
     Raises:

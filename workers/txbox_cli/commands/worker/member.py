@@ -24,7 +24,7 @@ EXIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MemberReport:
     """How a worker's process fares; a line of JSON."""
 
     works: str = ""  # what it works on, once it does
@@ -85,7 +85,7 @@ class Member:
                 return
             health = self._health
             counts = {str(outcome): count for outcome, count in self._worker.counts.items()}
-            report = Report(self._works, health.why_not_live(), health.why_not_ready(), counts, drained)
+            report = MemberReport(self._works, health.why_not_live(), health.why_not_ready(), counts, drained)
             self._ended = drained is not None
             try:
                 self._socket.sendall(report.line())

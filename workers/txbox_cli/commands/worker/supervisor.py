@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import IO, TextIO
 
 from txbox.service import StopSignals
-from txbox_cli.commands.worker.member import EXIT_SECONDS, Report
+from txbox_cli.commands.worker.member import EXIT_SECONDS, MemberReport
 from txbox_cli.errors import CommandFailed
 
 LOOK_SECONDS = 0.1
@@ -75,7 +75,7 @@ class Process:
         self._unread = b""
         self.pid = self._process.pid
         self._works_since = self._heard_at = math.inf
-        self.report = Report()
+        self.report = MemberReport()
         streams = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
         self._pumps = [
             threading.Thread(target=_pump, args=(*stream, output), name="txbox-output", daemon=True)
@@ -101,7 +101,7 @@ class Process:
             while data := self._socket.recv(MOST_LINE_BYTES):
                 *lines, self._unread = (self._unread + data).split(b"\n")
                 for line in lines:
-                    self.report, self._heard_at = Report.read(line), time.monotonic()
+                    self.report, self._heard_at = MemberReport.read(line), time.monotonic()
                     self._works_since = min(self._works_since, self._heard_at)
         return ended
 
