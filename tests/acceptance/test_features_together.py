@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from support.together.world import World
-from txbox.inbox.age_judge import age_judge
+from txbox.inbox import age_judge
 from txbox.maintenance import retention, tasks
 
 SECONDS = float(os.environ.get("TXBOX_TOGETHER_SECONDS", "5"))

@@ -9,14 +9,13 @@ a signal ends it. What differs from moto's own server:
 * Requests to SQS, DynamoDB and Step Functions run one after another, as moto's state is not made for threads; a long
   poll gives way to the others while it waits (see `txbox_local.aws.moto_sqs`). SNS and EventBridge may call other
   servers: they do not hold that lock, and what they send to a queue takes it there.
-* A topic does not keep what it has delivered, and an event arrives whole (see `txbox_local.aws.moto_server`).
+* A topic does not keep what it has delivered, and an event arrives whole (see `txbox_local.aws.moto_sns_eventbridge`).
 """
 
 import io
 import logging
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable
 from threading import Lock
 from types import TracebackType
@@ -25,48 +24,8 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from txbox_local.aws.moto_sns_eventbridge import patch_sns_eventbridge
 from txbox_local.aws.moto_sqs import LOCK, patch_sqs
-
-
-def patch_sns_eventbridge(service: str) -> None:
-    """Patch one of these services, before it is used for the first time; ``service`` is moto's name of it.
-
-    Any other is left alone; so are these until they are used, as importing them takes time and memory.
-    """
-    if service == "sns":
-        _patch_topics()
-    elif service == "events":
-        _patch_events()
-
-
-def _patch_topics() -> None:
-    from moto.sns import models
-
-    class LocalTopic(models.Topic):
-        """A topic that forgets what it has delivered."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.sent_notifications = deque(maxlen=0)  # type: ignore[assignment] # moto only appends to it
-
-    models.Topic = LocalTopic  # type: ignore[misc] # the class that SNSBackend.create_topic looks up
-
-
-def _patch_events() -> None:
-    from moto.events import models
-    from moto.events.utils import EventTemplateParser
-
-    class LocalParser(EventTemplateParser):
-        """Leaves an event as it is, unless its target has a template."""
-
-        @staticmethod
-        def parse(input_template: str, input_paths_map: dict[str, Any], event: Any) -> dict[str, Any]:
-            if input_template:
-                return EventTemplateParser.parse(input_template, input_paths_map, event)
-            return {name: value for name, value in event.items() if name != "ingestion-time"}
-
-    models.EventTemplateParser = LocalParser  # type: ignore[attr-defined] # the class that Rule.send_to_targets looks up
-
 
 SERIALIZED_SERVICES = frozenset({"sqs", "dynamodb", "dynamodb_v20111205", "dynamodbstreams", "stepfunctions"})
 """Services whose requests change shared state and never call another server."""

@@ -92,7 +92,7 @@ def test_servers_that_hash_differently_are_compared_as_well(
     real = sides._Side._read
 
     def read(self: Any, what: str, stretch: Any, **more: Any) -> Any:
-        if "seed" in more and isinstance(self, sides.Recorded):
+        if "seed" in more and isinstance(self, sides.RecordedSide):
             more["seed"] += 1
         return real(self, what, stretch, **more)
 
@@ -387,7 +387,7 @@ def test_it_only_reads(engine: Engine, schema_url: str) -> None:
 def test_statements_that_take_too_long_are_made_smaller(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     world = make_world(engine, engine, 20, 500, faults=2)
     world.write()
-    real = sides.Database.read
+    real = sides.AuditedDatabase.read
     slow: list[int] = []
 
     def read(self: Any, statement: str, parameters: Any) -> Any:
@@ -398,7 +398,7 @@ def test_statements_that_take_too_long_are_made_smaller(engine: Engine, monkeypa
                 return real(self, "SELECT pg_sleep(30)", {})
         return real(self, statement, parameters)
 
-    monkeypatch.setattr(sides.Database, "read", read)
+    monkeypatch.setattr(sides.AuditedDatabase, "read", read)
     monkeypatch.setattr(sides, "STATEMENT_TIMEOUT", "500ms")
     report = audit(engine, [HERE], engine, "billing")
     assert slow

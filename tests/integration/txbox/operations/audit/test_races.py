@@ -77,7 +77,7 @@ def test_a_message_that_arrives_while_it_is_judged_is_not_missing(
     if becomes == "forgotten":
         world.record(message_id, at)
     world.write()
-    real = sides.Recorded.digests
+    real = sides.RecordedSide.digests
     moved = threading.Event()
 
     def with_move(self: Any, stretch: Any) -> Any:
@@ -104,7 +104,7 @@ def test_a_message_that_arrives_while_it_is_judged_is_not_missing(
             run(engine, "INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', now())")
             run(engine, "DELETE FROM processed_message WHERE message_id = %s", (message_id,))
 
-    monkeypatch.setattr(sides.Recorded, "digests", with_move)
+    monkeypatch.setattr(sides.RecordedSide, "digests", with_move)
     report = audit(engine, [HERE], engine, "billing")
     assert moved.is_set()
     assert report.balanced
@@ -116,13 +116,13 @@ def test_a_message_that_arrives_while_it_is_judged_is_not_missing(
 def test_what_the_outbox_forgets_meanwhile_is_not_foreign(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     world = make_world(engine, engine, 3, 30)
     world.write()
-    real = sides.Recorded.check
+    real = sides.RecordedSide.check
 
     def with_purge(self: Any) -> None:
         real(self)  # the outbox's begin is read
         run(engine, "DELETE FROM outbox_sent WHERE sent_at < now() - interval '20 hours'")
 
-    monkeypatch.setattr(sides.Recorded, "check", with_purge)
+    monkeypatch.setattr(sides.RecordedSide, "check", with_purge)
     report = audit(engine, [HERE], engine, "billing")
     assert report.balanced
     assert report.counts["not_kept"] > 0
