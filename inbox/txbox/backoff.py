@@ -1,4 +1,4 @@
-"""How long to wait before the next try."""
+"""How long to wait before the next try, and what tries again: a piece of work, or the body of a thread."""
 
 import itertools
 import logging

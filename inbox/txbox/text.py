@@ -1,4 +1,4 @@
-"""Text that Postgres can hold."""
+"""Text that Postgres can hold, and the text of errors, also of those whose ``str`` raises."""
 
 import logging
 import socket

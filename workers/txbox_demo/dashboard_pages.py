@@ -1,4 +1,4 @@
-"""The dashboard of a run: its pages show the schema of each stage, live."""
+"""The dashboard of a run: its pages show the schema of each stage, live, and are served on this machine alone."""
 
 import socket
 import threading

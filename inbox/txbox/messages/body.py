@@ -20,6 +20,9 @@ _MISSING = object()
 def difference(sent: Any, read: Any, dump: Dump) -> str | None:
     """Return where two values first differ, as a path such as ``items.0.price``; None if they are alike.
 
+    ``==`` is not enough: dataclasses may be compared by identity or without some of their fields, and NaN differs from
+    itself. It is too much, too: an excluded field is not to travel, and JSON has one kind of list.
+
     Args:
         sent: an object.
         read: what was read of it.

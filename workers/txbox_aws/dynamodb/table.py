@@ -1,4 +1,4 @@
-"""The table of a ledger in DynamoDB: created and checked."""
+"""The table of a ledger in DynamoDB: created and checked, and how its leases stand."""
 
 import contextlib
 from collections import Counter

@@ -1,5 +1,6 @@
-"""asyncpg's statements: with parameters $1, $2, …, and values that are sent in binary, by the types of Postgres.
+"""asyncpg's connections: how their statements take values, and what a pooler does to their statements' names.
 
+Parameters are $1, $2, …, and values are sent in binary, by the types of Postgres.
 psycopg says of each value which type it has; Postgres converts it to what the statement casts it to. asyncpg asks
 Postgres which type a parameter has, and then takes no other value: no text for an array, no text for a number. So here
 each parameter is cast to the type of its value first::
@@ -8,6 +9,15 @@ each parameter is cast to the type of its value first::
     INSERT … SELECT $1::text::text, … unnest($2::text::text[])                       asyncpg: the array as a literal
 
 A statement has the same values each time, so there are one or two texts of each, which asyncpg prepares.
+
+Behind a pooler in transaction mode no statement may have a name. asyncpg and SQLAlchemy prepare every statement, and
+keep it for the next transaction, which another server may run. The names are counted up in each process:
+``__asyncpg_stmt_1f__`` may be another client's statement there, and Postgres would run it without an error. So a new
+connection of an adopted engine is asked first, by a statement without a name in a transaction: if another server
+answers than the one that let the connection in, the engine's connections are made with ``WITHOUT_NAMES``. A statement
+without a name is parsed anew for each run, at the server that runs it.
+
+https://docs.sqlalchemy.org/en/20/dialects/postgresql.html#prepared-statement-cache
 """
 
 import logging
