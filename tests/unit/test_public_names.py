@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import txbox
@@ -142,6 +143,27 @@ def test_annotations_can_be_looked_up() -> None:
                 function = getattr(member, "fget", getattr(member, "__func__", member))
                 if inspect.isclass(function) or inspect.isfunction(function):
                     inspect.get_annotations(function)
+
+
+def test_what_is_public_is_documented() -> None:
+    """Other classes and functions have a docstring where their name does not say it all."""
+    bare = [
+        f"{name}.{public}{member and '.'}{member}"
+        for name in PUBLIC
+        if "conformance" not in name  # a test's name is its documentation
+        for public in importlib.import_module(name).__all__
+        for member, one in _members(getattr(importlib.import_module(name), public))
+        if not one.__doc__
+    ]
+    assert bare == []
+
+
+def _members(public: object) -> Iterator[tuple[str, object]]:
+    if inspect.isclass(public) or inspect.isfunction(public):
+        yield "", public
+    for name, member in vars(public).items() if inspect.isclass(public) else ():
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+            yield name, member
 
 
 def test_every_module_of_the_reference_is_pinned() -> None:
