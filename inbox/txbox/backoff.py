@@ -1,4 +1,4 @@
-"""How long to wait before the next try, and what tries again: a piece of work, or the body of a thread."""
+"""Exponential backoff, and what uses it: ``retry`` for a piece of work, ``run_until_return`` for a thread's body."""
 
 import itertools
 import logging
@@ -18,8 +18,8 @@ __all__ = ["Backoff"]
 class Backoff:
     """Exponential backoff with equal jitter.
 
-    The n-th wait is drawn evenly from the upper half of ``first_seconds * 2 ** (n - 1)``, which never exceeds
-    ``longest_seconds``: it grows, and workers that failed together do not come back together. (M. Brooker,
+    The n-th wait is drawn evenly from the upper half of ``first_seconds * 2 ** (n - 1)``, which is capped at
+    ``longest_seconds``. Waits grow, and workers that failed together do not come back together. (M. Brooker,
     "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.)
     """
 
@@ -34,7 +34,7 @@ class Backoff:
             )
 
     def seconds(self, attempt: int) -> float:
-        """Return how long to wait after this attempt, counted from 1."""
+        """Return how many seconds to wait after this attempt, counted from 1."""
         exponent = min(max(attempt, 1) - 1, _LARGEST_EXPONENT)
         longest = min(self.first_seconds * 2.0**exponent, self.longest_seconds)
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
@@ -54,13 +54,13 @@ def retry(
     runs: int | None = None,
     wait: Callable[[float], bool | None] = time.sleep,
 ) -> T:
-    """Run work until it succeeds, and return its result; raises what the last run has raised.
+    """Run ``work`` until it succeeds, and return its result. Raise what the last run raised.
 
     Args:
-        work: what is run.
-        again: called with what a run has raised, and the number of that run, counted from 1; returns whether another
-            run may succeed. Not called for the last run.
-        backoff: the pauses between the runs, by the number of the run before.
+        work: the function to run.
+        again: gets what a run raised and the number of that run, counted from 1; returns whether to run again. It is
+            not called for the last run.
+        backoff: the pauses between runs, by the number of the run before.
         runs: at most so many; None: no limit.
         wait: pauses for so many seconds; returns whether to give up, as ``threading.Event.wait`` does.
     """
@@ -74,13 +74,14 @@ def retry(
 
 
 AGAIN = Backoff(first_seconds=0.1, longest_seconds=10.0)
-"""Until what has raised is called again."""
+"""Pauses of ``run_until_return``."""
 
 
 def run_until_return(work: Callable[[], object], *, name: str, wait: Callable[[float], bool | None]) -> None:
-    """Call something until it returns, again after whatever it raises: the body of a thread that must not end early.
+    """Call ``work`` until it returns, again after whatever it raises: the body of a thread that must not end early.
 
-    ``name`` is the thread's, for the log. ``wait`` waits for so many seconds, and returns whether the thread is to end.
+    ``name`` is the thread's name, for the log. ``wait`` pauses for so many seconds, and returns whether the thread must
+    end.
     """
     failures = 0
     while True:
@@ -93,7 +94,7 @@ def run_until_return(work: Callable[[], object], *, name: str, wait: Callable[[f
             try:
                 _log.error("%s raised an unexpected error, and runs again: %s", name, text_of(error))
                 _log.debug("%s failed", name, exc_info=True)
-            except BaseException:  # noqa: BLE001, S110 - a handler of the log may raise, too
+            except BaseException:  # noqa: BLE001, S110 - a log handler may raise, too
                 pass
             if wait(pause):
                 return

@@ -1,17 +1,17 @@
-"""A memory of a bounded size: what was set last is kept."""
+"""A dictionary of bounded size: it keeps what was set last."""
 
 import threading
 from typing import TypeVar
 
 MOST_DESTINATIONS = 10_000
-"""Destinations that are remembered, at most. One that was forgotten is like a new one."""
+"""How many destinations are remembered, at most. A forgotten one is treated as new."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class Recent(dict[K, V]):
-    """A dictionary that forgets what was set longest ago. Several threads may write to it at once."""
+    """A dictionary that drops the entry that was set longest ago. Several threads may write to it at once."""
 
     def __init__(self, most: int = MOST_DESTINATIONS) -> None:
         super().__init__()

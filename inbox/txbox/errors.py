@@ -3,41 +3,41 @@
 ::
 
     TxboxError
-    ├── NotInTransaction     the connection commits every statement by itself
-    ├── SchemaMissing        our tables are not in this database, or of an older version
+    ├── NotInTransaction     the connection is in autocommit mode
+    ├── SchemaMissing        a txbox table does not exist, or is of an older version
     ├── InvalidMessageId     an id that the inbox cannot keep
-    ├── InFlight             another transaction, or the owner of a lease, is at this message right now
+    ├── InFlight             another transaction, or the owner of a lease, is processing this message
     ├── Mismatch             the same message id came with another body
-    ├── Expired              a message that is too old to judge whether it was processed
-    ├── LeaseLost            a lease ran out, and another owner has taken it over
-    ├── EffectFailed         the statements of a SqlEffect have failed
+    ├── Expired              a message too old to tell whether it was processed
+    ├── LeaseLost            a lease ran out, and another owner took the message over
+    ├── EffectFailed         the statements of a SqlEffect failed
     ├── EffectUnknown        raised by a handler: the effect may have happened
     ├── LedgerError          a ledger's store could not be reached, or refused
-    ├── ResultNotStored      a handler has done its work, and its result cannot be kept
-    ├── EntityMissing        there is no such row or item to update
+    ├── ResultNotStored      a handler has done its work, but its result cannot be kept
+    ├── EntityMissing        the row or item to update does not exist
     ├── MalformedMessage     a body that cannot be parsed; a ValueError too
     ├── NotSendable          a message that its destination cannot take
     │   └── MessageTooLarge      because of its size
     ├── TransactionEnded     a handler ended the transaction of the worker
     │   ├── TransactionAborted   by swallowing the error of a statement
     │   └── StatementLeftOpen    or left a statement unfinished in it
-    ├── TransactionTimedOut  a handler's transaction was open for longer than it may
-    ├── RightsMissing        this user may not do with a table what it has to
-    ├── TableLocked          another session has locked a table, for longer than it is waited for
+    ├── TransactionTimedOut  a handler's transaction was open for too long
+    ├── RightsMissing        this user lacks a right on a table
+    ├── TableLocked          another session has locked a table for longer than we wait
     ├── InvalidConfiguration an argument or a setting that cannot work
     │   └── NothingKept          an outbox keeps no sent messages to audit
-    ├── ExtraMissing         a package is not installed that an extra brings; a ModuleNotFoundError too
+    ├── ExtraMissing         a package of an extra is not installed; a ModuleNotFoundError too
     ├── LetterNotFound       no dead letter of that number waits
     ├── OperationNotFound    no redrive or discard of that number is on record
-    ├── OutOfOrder           a dead letter before this one has to be redriven first
+    ├── OutOfOrder           an earlier dead letter has to be redriven first
     └── BrokerError          the broker could not be reached, or refused
 
-The packages around it have ``MigrationError``, ``LocalServerError``, and Spark's ``SparkSetupError``, ``SourceError``,
-``BulkLoadFailed``, ``BatchFailed``, ``ApplyFailed``, ``RunNotFound``; Celery's tasks ``MessageParked``; and tests
-``NotSettled`` of ``txbox_testing``.
+Other packages have ``MigrationError``, ``LocalServerError``, and Spark's ``SparkSetupError``, ``SourceError``,
+``BulkLoadFailed``, ``BatchFailed``, ``ApplyFailed``, ``RunNotFound``; Celery's tasks raise ``MessageParked``; tests get
+``NotSettled`` from ``txbox_testing``.
 
-Errors of the database itself (a lost connection, a serialization failure, a violated constraint) are not wrapped: they
-pass through as SQLAlchemy raises them. ``txbox.postgres.sqlstates`` has those to retry.
+We do not wrap errors of the database itself (a lost connection, a serialization failure, a violated constraint): they
+pass through as SQLAlchemy raises them. ``txbox.postgres.sqlstates`` says which of them to retry.
 """
 
 from collections.abc import Iterable, Mapping
@@ -78,14 +78,14 @@ __all__ = [
 
 
 class TxboxError(Exception):
-    """The root of all errors of txbox. All of them can be pickled, so they cross from process to process."""
+    """The root of all errors of txbox. All of them can be pickled, so they can cross processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (type(self), self.args), self.__dict__
 
 
 class NotInTransaction(TxboxError):
-    """The connection is in autocommit mode, so a record and its business update would not be one."""
+    """The connection is in autocommit mode, so a record and its business update would not commit together."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -95,13 +95,13 @@ class NotInTransaction(TxboxError):
 
 
 class SchemaMissing(TxboxError):
-    """The table ``table`` is not there, or is of an older version and lacks a column.
+    """The table ``table`` does not exist, or is of an older version and lacks a column.
 
-    ``lacks`` is the database's message about that column; None if the table is not there.
+    ``lacks`` is the database's message about that column; None if the table does not exist.
     """
 
     remedy: ClassVar = "`txbox db upgrade`"
-    """What makes the tables, and changes them; an adapter sets the command of its framework, as that of Django does."""
+    """The command that creates and changes the tables; an adapter sets its framework's command, as Django's does."""
 
     def __init__(self, table: str, lacks: str | None = None) -> None:
         self.table = table
@@ -113,7 +113,7 @@ class SchemaMissing(TxboxError):
 
 
 class InvalidMessageId(TxboxError):
-    """A message id that is empty, too long, or holds a NUL character; ``message_id`` has it whole."""
+    """A message id is empty, too long, or holds a NUL character; ``message_id`` is the whole id."""
 
     def __init__(self, message_id: str, why: str) -> None:
         self.message_id = message_id
@@ -121,15 +121,15 @@ class InvalidMessageId(TxboxError):
 
 
 class InFlight(TxboxError):
-    """Another transaction or owner is processing the same message, and has not ended within the bounded wait.
+    """Another transaction or owner is processing the same message, and did not finish while we waited.
 
-    In a transaction: another one has recorded the id, or advanced the watermark; this one is aborted, so roll back.
-    With a lease: another owner has it. Either way, hand the delivery back to the broker.
+    Without a lease, another transaction has recorded the id or advanced the watermark, and yours is aborted: roll back.
+    With a lease, another owner holds it. Either way, hand the delivery back to the broker.
 
     Attributes:
         subscriber_id: the subscriber of both.
-        message_ids: the ids of the statement; one of them, at least, is in flight.
-        seconds: how long the other owner's lease may still last at most; None for a transaction.
+        message_ids: the ids of the statement; at least one of them is in flight.
+        seconds: how much longer the other owner's lease may last, at most; None for a transaction.
     """
 
     def __init__(self, subscriber_id: str, message_ids: Iterable[str], *, seconds: float | None = None) -> None:
@@ -150,7 +150,7 @@ class InFlight(TxboxError):
 
 
 class Mismatch(TxboxError):
-    """A message id that ``subscriber_id`` has processed before came with another body; ``message_ids`` is sorted."""
+    """A message id that ``subscriber_id`` processed before came with another body; ``message_ids`` is sorted."""
 
     def __init__(self, subscriber_id: str, message_ids: Iterable[str]) -> None:
         self.subscriber_id = subscriber_id
@@ -162,15 +162,15 @@ class Mismatch(TxboxError):
 
 
 class Expired(TxboxError):
-    """Messages were sent before the horizon of ``subscriber_id``: whether they were processed is forgotten.
+    """Messages were sent before the horizon of ``subscriber_id``, which has forgotten whether it processed them.
 
     They are not recorded. Roll back, park them, and let a person decide.
 
     Attributes:
         subscriber_id: whose horizon.
-        sent_at: when each message was sent, by id; None: unknown, and the policy is to park such messages.
+        sent_at: when each message was sent, by id; None: unknown, where the policy is to park such messages.
         message_ids: their ids, sorted.
-        horizon: before this time the subscriber has forgotten what it has processed.
+        horizon: the subscriber has forgotten what it processed before this time.
     """
 
     def __init__(
@@ -191,9 +191,9 @@ class Expired(TxboxError):
 
 
 class LeaseLost(TxboxError):
-    """A lease ran out, and another owner has taken the message over: the work of this one does not count.
+    """A lease ran out, and another owner took the message over. Work done under the lost lease does not count.
 
-    ``fence`` is the fencing number of the lost lease of ``subscriber_id`` on ``message_id``; a newer one exists.
+    ``fence`` is the fencing number of the lease that ``subscriber_id`` lost on ``message_id``; a newer one exists.
     """
 
     def __init__(self, subscriber_id: str, message_id: str, fence: int) -> None:
@@ -207,25 +207,25 @@ class LeaseLost(TxboxError):
 
 
 class EffectFailed(TxboxError):
-    """The statements of a ``SqlEffect`` have failed, and the cause says why; or what they return cannot be published.
+    """The statements of a ``SqlEffect`` failed (the cause says why), or what they returned cannot be published.
 
-    Nothing of their transaction is committed.
+    Their transaction is rolled back.
     """
 
 
 class EffectUnknown(TxboxError):
-    """Raised by handlers under a lease: the effect may have happened, as the answer to it was lost.
+    """Raised by handlers under a lease: the effect may have happened, but the answer was lost.
 
-    The message is free at once, and the attempt counts in ``Lease.unknown_attempts`` of the next one. Any other error
-    of a handler means that nothing has happened, but for two errors of a database, as SQLAlchemy has them: of a
-    connection that was lost or refused, which does not count, and of a transaction that took too long.
+    The message is free at once, and the attempt counts in ``Lease.unknown_attempts`` of the next lease. Any other error
+    of a handler means that nothing happened, except two errors of a database, as SQLAlchemy raises them: a lost or
+    refused connection, which does not count as an attempt, and a transaction that took too long.
     """
 
 
 class LedgerError(TxboxError):
     """The store of a ledger could not be reached, or refused a call.
 
-    ``permanent``: trying again cannot help (no such table, no permission).
+    ``permanent``: retrying cannot help (no such table, no permission).
     """
 
     def __init__(self, message: str, *, permanent: bool = False) -> None:
@@ -234,7 +234,7 @@ class LedgerError(TxboxError):
 
 
 class ResultNotStored(TxboxError):
-    """The work on ``message_id`` is done and the message completed, but its result cannot be kept for repeats."""
+    """``message_id`` is processed and completed, but its result cannot be kept for repeats."""
 
     def __init__(self, subscriber_id: str, message_id: str, why: str) -> None:
         self.subscriber_id = subscriber_id
@@ -246,9 +246,9 @@ class ResultNotStored(TxboxError):
 
 
 class EntityMissing(TxboxError):
-    """There is no row or item of that key, so nothing could be updated; it is no duplicate.
+    """No row or item has that key, so nothing was updated. The message is not a duplicate.
 
-    ``entity`` is the table, ``key`` what was looked for, as text.
+    ``entity`` is the table, ``key`` the key that was looked for, as text.
     """
 
     def __init__(self, entity: str, key: str) -> None:
@@ -258,11 +258,11 @@ class EntityMissing(TxboxError):
 
 
 class MalformedMessage(TxboxError, ValueError):
-    """A body that cannot be read as what it should be; a ``ValueError`` too, as from ``json.loads``."""
+    """A body cannot be read as what it should be; a ``ValueError`` too, as from ``json.loads``."""
 
 
 class NotSendable(TxboxError):
-    """A message that its ``destination`` cannot take, found out when it was published."""
+    """A message cannot be sent to its ``destination``; raised when it is published."""
 
     def __init__(self, destination: str, why: str) -> None:
         self.destination = destination
@@ -270,9 +270,9 @@ class NotSendable(TxboxError):
 
 
 class MessageTooLarge(NotSendable):
-    """A message that is larger than its destination allows.
+    """A message is larger than its destination allows.
 
-    ``size`` is what would travel, headers included; ``limit`` is the destination's. Both in bytes.
+    ``size`` is what would be sent, headers included; ``limit`` is the destination's. Both are in bytes.
     """
 
     def __init__(self, destination: str, size: int, limit: int) -> None:
@@ -286,10 +286,10 @@ class MessageTooLarge(NotSendable):
 
 
 class RightsMissing(TxboxError):
-    """This user may not do with a table of ours what it has to.
+    """This user lacks a right on one of our tables.
 
-    ``table`` is named as in SQL, or it is ``SCHEMA`` and the name of its schema. ``rights`` are those that are lacking,
-    such as ``UPDATE, DELETE``.
+    ``table`` is named as in SQL, or it is ``SCHEMA`` and the name of its schema. ``rights`` are the missing ones, such
+    as ``UPDATE, DELETE``.
     """
 
     def __init__(self, table: str, rights: str) -> None:
@@ -299,7 +299,7 @@ class RightsMissing(TxboxError):
 
 
 class TableLocked(TxboxError):
-    """Another session's transaction has locked a table of ours, for longer than a check waits.
+    """Another session's transaction has locked one of our tables for longer than a check waits.
 
     ``table`` is named as in SQL.
     """
@@ -313,7 +313,7 @@ class TableLocked(TxboxError):
 
 
 class TransactionEnded(TxboxError):
-    """A handler has committed or rolled back the transaction of the worker."""
+    """A handler committed or rolled back the worker's transaction."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -323,7 +323,7 @@ class TransactionEnded(TxboxError):
 
 
 class TransactionAborted(TransactionEnded):
-    """A handler has swallowed the error of a statement, and with it Postgres has undone everything."""
+    """A handler swallowed the error of a statement, after which Postgres had undone the whole transaction."""
 
     def __init__(self) -> None:
         TxboxError.__init__(
@@ -334,7 +334,7 @@ class TransactionAborted(TransactionEnded):
 
 
 class StatementLeftOpen(TransactionEnded):
-    """A handler has left a statement unfinished on the worker's connection, which can only be closed then."""
+    """A handler left a statement unfinished on the worker's connection, which now can only be closed."""
 
     def __init__(self) -> None:
         TxboxError.__init__(
@@ -345,7 +345,7 @@ class StatementLeftOpen(TransactionEnded):
 
 
 class TransactionTimedOut(TxboxError):
-    """The server has ended a handler's transaction, which was open for too long; nothing of it is committed."""
+    """The server ended a handler's transaction that was open for too long; nothing of it is committed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -356,35 +356,35 @@ class TransactionTimedOut(TxboxError):
 
 
 class InvalidConfiguration(TxboxError):
-    """An argument or a setting that cannot work; the message names it and what would work."""
+    """An argument or a setting cannot work; the message names it and says what would work."""
 
 
 class NothingKept(InvalidConfiguration):
-    """An outbox keeps no sent messages, so an audit has nothing to compare with."""
+    """An outbox keeps no sent messages, so an audit has nothing to compare."""
 
 
 class ExtraMissing(TxboxError, ModuleNotFoundError):
-    """A module is not installed that the extra ``extra`` of txbox brings; a ``ModuleNotFoundError`` too.
+    """A module that the extra ``extra`` of txbox brings is not installed; a ``ModuleNotFoundError`` too.
 
-    ``name`` is the module, as of every ``ImportError``.
+    ``name`` is the module's, as in every ``ImportError``.
     """
 
     def __init__(self, extra: str, name: str) -> None:
         self.extra = extra
-        # A part of a package may be missing where the package is too old, or hidden by a file of the same name.
+        # A submodule may be missing because the package is too old, or because a file of the same name hides it.
         what = (
             f"{name} is missing" if "." not in name else f"{name} is not in the {name.partition('.')[0]} that is found"
         )
         super().__init__(f"{what}; install it: pip install 'txbox[{extra}]'", name=name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ExtraMissing, (self.extra, self.name), self.__dict__  # which does not have the name
+        return ExtraMissing, (self.extra, self.name), self.__dict__  # __dict__ does not have the name
 
 
 class LetterNotFound(TxboxError):
     """No dead letter of the number ``dead_letter_id`` waits.
 
-    ``processed``: because its message was processed after it was parked.
+    ``processed``: true if its message was processed after it was parked.
     """
 
     def __init__(self, dead_letter_id: int, why: str = "does not exist", *, processed: bool = False) -> None:
@@ -402,7 +402,7 @@ class OperationNotFound(TxboxError):
 
 
 class OutOfOrder(TxboxError):
-    """The dead letter ``before`` holds the key of the dead letter ``dead_letter_id``, and waits, too."""
+    """The dead letter ``before`` holds the key of the dead letter ``dead_letter_id``, and waits itself."""
 
     def __init__(self, dead_letter_id: int, before: int, order_key: str | None) -> None:
         self.dead_letter_id = dead_letter_id
@@ -414,9 +414,9 @@ class OutOfOrder(TxboxError):
 
 
 class BrokerError(TxboxError):
-    """The broker could not be reached or refused a call.
+    """The broker could not be reached, or refused a call.
 
-    ``permanent``: trying again cannot help (no such queue, no permission).
+    ``permanent``: retrying cannot help (no such queue, no permission).
     """
 
     def __init__(self, message: str, *, permanent: bool = False) -> None:
@@ -425,5 +425,5 @@ class BrokerError(TxboxError):
 
 
 def _again(kind: type[TxboxError], arguments: tuple[Any, ...]) -> TxboxError:
-    # Not by the constructor: it takes the data, and what is kept in args is the text made of them.
+    # The constructor is not called: it takes the data, but args holds the text made from them.
     return kind.__new__(kind, *arguments)

@@ -1,4 +1,4 @@
-"""The extras, and what to say where one is not installed: ``pip install 'txbox[http]'``."""
+"""The extras, and the error that names one that is not installed: ``pip install 'txbox[http]'``."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +19,11 @@ MODULES = {
     "prometheus": ("prometheus_client",),
     "spark": ("pandas", "py4j", "pyarrow", "pyspark"),
 }
-"""The modules that an extra brings, of those that our code imports."""
+"""By extra, the modules it brings that our code imports."""
 
 
 def require(extra: str) -> None:
-    """Raise ``ExtraMissing`` unless the extra's modules are there; none of them is imported."""
+    """Raise ``ExtraMissing`` unless the extra's modules can be found; import none of them."""
     for name in MODULES[extra]:
         if find_spec(name) is None:
             raise ExtraMissing(extra, name)
@@ -31,11 +31,11 @@ def require(extra: str) -> None:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Import within this what an extra brings: ``with needs("http"): import starlette``.
+    """Turn a failed import inside the block into ``ExtraMissing``: ``with needs("http"): import starlette``.
 
     Raises:
-        ExtraMissing: one of the extra's modules is not there. Any other missing module is not the extra's, and its
-            ``ModuleNotFoundError`` passes through.
+        ExtraMissing: one of the extra's modules is missing. The ``ModuleNotFoundError`` of any other module passes
+            through.
     """
     try:
         yield

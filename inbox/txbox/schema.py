@@ -1,14 +1,14 @@
-"""The tables of txbox, as SQLAlchemy metadata: migrations and statements follow it.
+"""The tables of txbox as SQLAlchemy metadata. Migrations and statements follow it.
 
-``tables(schema, prefix)`` gives the tables for one place in one database. The columns of ``processed_message`` are a
+``tables(schema, prefix)`` returns the tables of one place in one database. The columns of ``processed_message`` are a
 contract: Spark jobs, reports and people's own SQL read them.
 
-A bulk load of writer jdbc also has staging tables. They come and go with it, beside these tables, and are not part of
-the metadata; ``is_staging()`` recognises their names.
+A bulk load of writer jdbc creates staging tables beside these and drops them again. They are not part of the
+metadata; ``is_staging()`` recognises their names.
 
-A rotating inbox (``txbox db rotate-inbox``) is the same table in partitions, its generations, which are not part of
+A rotating inbox (``txbox db rotate-inbox``) is the same table in partitions, its generations. They are not part of
 the metadata either; ``is_generation()`` recognises their names. The view ``processed_earlier`` has the ids of all
-generations but the current one, so the statements are the same in both forms.
+generations except the current one, so both forms of the inbox use the same statements.
 """
 
 import re
@@ -55,15 +55,15 @@ __all__ = [
 ]
 
 VIEW_NAME: Final = "processed_earlier"
-"""The only view of txbox, without prefix."""
+"""The only view of txbox, without the prefix."""
 
 PREFIX_BYTES: Final = 33
-"""Of a prefix, at most: a name of Postgres has 63 bytes, and the longest one of ours has 30."""
+"""The longest prefix: names in Postgres have at most 63 bytes, and our longest name has 30."""
 
 BYTEWISE = Text(collation="C")
-"""Ids are compared byte by byte: fastest, and the same order as Python's for sorted inserts."""
+"""Ids are compared byte by byte: this is fastest, and it is Python's order, in which inserts are sorted."""
 
-# The run, the attempt, and for a partition the chunk.
+# The run, the attempt and, for a partition, the chunk.
 _STAGING_NAME: Final = re.compile(r"bulk_load_staging_[0-9a-f]{12}_[0-9]+(?:_[0-9]+)?")
 
 _GENERATION_NAME: Final = re.compile(r"processed_message_g[0-9]+")
@@ -101,7 +101,7 @@ class Tables:
 
 @lru_cache(maxsize=64)
 def tables(schema: str | None = None, prefix: str = "") -> Tables:
-    """Describe the tables of txbox; the same object for the same arguments.
+    """Return the tables of txbox; the same object for the same arguments.
 
     Args:
         schema: the Postgres schema that holds them; None leaves it to the connection's search path.
@@ -120,7 +120,7 @@ def _made(name: str, metadata: MetaData, prefix: str, items: list[SchemaItem]) -
 
 
 def prefix_problem(prefix: str) -> str | None:
-    """Return what is wrong with a prefix that leaves too few bytes for our names; None if it is short enough."""
+    """Return what is wrong with a prefix that is too long; None if nothing is."""
     if (count := len(prefix.encode())) <= PREFIX_BYTES:
         return None
     return f"the prefix {prefix!r} has {count} bytes, and {PREFIX_BYTES} are the most: a name in Postgres has 63"
@@ -137,7 +137,7 @@ def is_generation(name: str, prefix: str = "") -> bool:
 
 
 class CreateEarlier(ExecutableDDLElement):
-    """Create the view ``processed_earlier`` of an inbox that is one table: empty, and known to be so when planned."""
+    """Create the view ``processed_earlier`` of an inbox that is one table. It is empty, and the planner knows it."""
 
     def __init__(self, view: Table, inbox: Table) -> None:
         self.view, self.inbox = view, inbox
@@ -163,7 +163,7 @@ def _drop_earlier(drop: DropEarlier, compiler: DDLCompiler, **_: Any) -> str:
 
 
 def _processed_earlier(inbox: Table, prefix: str) -> Table:
-    """The ids of the older generations. It comes and goes with the inbox, and is no table of the metadata."""
+    """Return the view of the older generations' ids. It comes and goes with the inbox, outside the metadata."""
     view = Table(
         f"{prefix}{VIEW_NAME}",
         MetaData(schema=inbox.schema),
@@ -181,14 +181,14 @@ _DECLARED: Final[dict[str, _Declaration]] = {}
 
 
 def _table(declaration: _Declaration) -> _Declaration:
-    """Have ``tables()`` make a table of the columns, constraints and indexes that the function returns."""
+    """Register a function whose columns, constraints and indexes ``tables()`` makes into a table."""
     _DECLARED[declaration.__name__.removeprefix("_")] = declaration
     return declaration
 
 
 @_table
 def _processed_message() -> list[SchemaItem]:
-    """The inbox: what each subscriber has already processed, or has parked. Insert-only while all goes well."""
+    """The inbox: what each subscriber has processed or parked. Insert-only while all goes well."""
     return [
         _id("subscriber_id"),
         _id("message_id"),
@@ -200,9 +200,9 @@ def _processed_message() -> list[SchemaItem]:
 
 @_table
 def _message_failure() -> list[SchemaItem]:
-    """Messages that have failed and will be tried again, with the number of attempts so far.
+    """Messages that failed and will be tried again, with the number of attempts so far.
 
-    Written in transactions of its own, so that rolling the handler back does not roll the count back.
+    Written in separate transactions, so that rolling back the handler does not roll back the count.
     """
     return [
         _id("subscriber_id"),
@@ -218,7 +218,7 @@ def _message_failure() -> list[SchemaItem]:
 
 @_table
 def _dead_letter() -> list[SchemaItem]:
-    """Messages parked after their last attempt, whole: everything needed to send them through again."""
+    """Messages parked after their last attempt, with everything needed to send them through again."""
     not_discarded = column("discarded_at", DateTime).is_(None)
     waiting = and_(column("redriven_at", DateTime).is_(None), not_discarded)
     has_place = column("order_position", BigInteger).is_not(None)
@@ -249,18 +249,18 @@ def _dead_letter() -> list[SchemaItem]:
             "reason IN ('failed', 'mismatch', 'malformed', 'crashed', 'expired', 'behind')",
             name="dead_letter_reason_check",
         ),
-        # A worker may die between parking and ack; the redelivery then parks the letter again, and finds it here.
+        # A worker may die between parking and ack; on redelivery it parks the letter again, and finds it here.
         _index("dead_letter_parked_once", "subscriber_id", "message_id", "body_hash", where=waiting, unique=True),
         _index("dead_letter_by_message", "subscriber_id", "message_id"),
         _index("dead_letter_in_order", *line, where=and_(has_place, not_discarded)),
-        # Which of them wait: a redrive asks it for each letter, while those before it are on their way.
+        # Which letters wait: a redrive asks this for each letter, while those before it are on their way.
         _index("dead_letter_in_line", *line, where=and_(has_place, waiting)),
     ]
 
 
 @_table
 def _bulk_load() -> list[SchemaItem]:
-    """One bulk load: what it loads and how far it is."""
+    """Bulk loads: what each loads, and how far it is."""
     return [
         _id("run_id"),
         Column("subscriber_id", BYTEWISE, nullable=False),
@@ -286,9 +286,10 @@ def _bulk_load() -> list[SchemaItem]:
 
 @_table
 def _bulk_load_chunk() -> list[SchemaItem]:
-    """The chunks that are done: a row is there if, and only if, the chunk's transaction has committed.
+    """The chunks that are done: a row exists if, and only if, the chunk's transaction has committed.
 
-    No foreign key leads to bulk_load: alembic would propose it anew to hosts whose metadata names the default schema.
+    There is no foreign key to bulk_load: alembic would propose it again to hosts whose metadata names the default
+    schema.
     """
     return [
         _id("run_id"),
@@ -306,7 +307,7 @@ def _bulk_load_chunk() -> list[SchemaItem]:
 
 @_table
 def _outbox_message() -> list[SchemaItem]:
-    """The outbox: what this service still has to send. Published by insert, gone by delete once it was sent.
+    """The outbox: what this service still has to send. Publishing inserts a row; sending deletes it.
 
     Most rows are inserted, read once and deleted; the columns from ``due_at`` on are for the others.
     """
@@ -339,9 +340,9 @@ def _outbox_message() -> list[SchemaItem]:
             "octet_length(message_id) <= 1000 AND octet_length(destination) <= 1024 AND octet_length(key) <= 1024",
             name="outbox_message_names_check",
         ),
-        # New since a relay's last look: by who wrote it, not by its position, for transactions commit out of order.
+        # What is new since a relay's last look: by transaction, not by position, as transactions commit out of order.
         _index("outbox_message_by_transaction", "transaction_id", where=at_once),
-        # The rest is empty while all goes well: messages that are delayed or to be sent again, and keys that are held.
+        # These are empty while all goes well: messages that are delayed or sent again, and keys that are held.
         _index("outbox_message_due", "due_at", where=and_(~at_once, ~held)),
         _index("outbox_message_heads", "lane", "due_at", where=failed),
         _index("outbox_message_held", "lane", "key", "position", where=held),
@@ -350,7 +351,7 @@ def _outbox_message() -> list[SchemaItem]:
 
 @_table
 def _outbox_sent() -> list[SchemaItem]:
-    """What was sent, where a relay is asked to keep it: for audits, and to send it again."""
+    """What was sent, if a relay keeps it: for audits, and to send it again."""
     return [
         _id("message_id"),
         Column("position", BigInteger, primary_key=True, autoincrement=False),
@@ -366,7 +367,7 @@ def _outbox_sent() -> list[SchemaItem]:
 
 @_table
 def _outbox_relay() -> list[SchemaItem]:
-    """The relays that are at work, by their own reports. Only the report of the status reads it."""
+    """The relays at work, by their own reports. Only the status report reads it."""
     return [
         _id("relay_id"),
         Column("host", Text, nullable=False),
@@ -408,7 +409,7 @@ def _message_lease() -> list[SchemaItem]:
 
 @_table
 def _aggregate_watermark() -> list[SchemaItem]:
-    """The watermarks: the highest sequence that each subscriber has seen of each aggregate."""
+    """The watermarks: the highest sequence that each subscriber has applied of each aggregate."""
     return [
         _id("subscriber_id"),
         _id("aggregate_type"),
@@ -421,9 +422,9 @@ def _aggregate_watermark() -> list[SchemaItem]:
 
 @_table
 def _handler_conflict() -> list[SchemaItem]:
-    """How often handlers' transactions were rolled back because of others, and where they met.
+    """How often handlers' transactions were rolled back because of others, and on which relation they conflicted.
 
-    Written once a minute at most by each worker that has had such conflicts, and never while there are none.
+    A worker with such conflicts writes at most once a minute; without conflicts nothing is written.
     """
     return [
         _id("subscriber_id"),
@@ -437,7 +438,7 @@ def _handler_conflict() -> list[SchemaItem]:
 
 @_table
 def _inbox_horizon() -> list[SchemaItem]:
-    """The horizon of each subscriber that forgets; it only moves forward, and before anything is deleted."""
+    """The horizon of each subscriber that forgets. It only moves forward, and it moves before anything is deleted."""
     comment = "messages that were sent before it are not run any more"
     return [
         _id("subscriber_id"),
@@ -458,7 +459,7 @@ def _inbox_generation() -> list[SchemaItem]:
 
 @_table
 def _maintenance() -> list[SchemaItem]:
-    """What maintainers have done, a row for each task, and which of them may work."""
+    """What maintainers have done, one row for each task, and which maintainer may work on it."""
     return [
         _id("task"),
         Column("owner", Text, comment="the maintainer that works on it, or did so last; for people"),
@@ -488,7 +489,7 @@ def _dead_letter_operation() -> list[SchemaItem]:
 
 @_table
 def _dead_letter_selection() -> list[SchemaItem]:
-    """The letters that an operation has selected, and what became of each."""
+    """The letters that an operation selected, and the outcome of each."""
     return [
         Column("operation_id", BigInteger, primary_key=True, autoincrement=False),
         Column("dead_letter_id", BigInteger, primary_key=True, autoincrement=False),
@@ -500,7 +501,7 @@ def _dead_letter_selection() -> list[SchemaItem]:
 
 @_table
 def _worker_report() -> list[SchemaItem]:
-    """The workers that are at work, by their own reports."""
+    """The workers at work, by their own reports."""
     return [
         _id("worker_id"),
         Column("subscriber_id", BYTEWISE, nullable=False),
@@ -523,7 +524,7 @@ def _worker_report() -> list[SchemaItem]:
 
 @_table
 def _paused() -> list[SchemaItem]:
-    """The subscribers and destinations that are paused. Empty while nothing is."""
+    """The subscribers and destinations that are paused."""
     return [
         _id("kind"),
         _id("name"),
@@ -536,7 +537,7 @@ def _paused() -> list[SchemaItem]:
 
 @_table
 def _reported_activity() -> list[SchemaItem]:
-    """What workers and relays did in each minute, for people: sums of what they have reported."""
+    """What workers and relays did in each minute, for people: sums of their reports."""
     return [
         _id("kind"),
         Column("name", BYTEWISE, primary_key=True, comment="of the subscriber or destination; of an outbox, empty"),
@@ -562,7 +563,7 @@ def _operator_action() -> list[SchemaItem]:
 
 @_table
 def _archive() -> list[SchemaItem]:
-    """The archives that this database is moved to, and how far each is: nothing is forgotten that one does not have."""
+    """The archives that this database is moved to, and how far each is. What an archive lacks is not forgotten."""
     return [
         _id("location"),
         Column("archive_id", Text, nullable=False, comment="is in the folder, too: another one is not taken for it"),
@@ -575,7 +576,7 @@ def _archive() -> list[SchemaItem]:
 
 @_table
 def _kept_response() -> list[SchemaItem]:
-    """The responses to HTTP requests, for repeats: each in the transaction that has recorded its request."""
+    """The responses to HTTP requests, for repeats. Each is written in the transaction that recorded its request."""
     kept_at = _now("kept_at")
     kept_at.comment = "its row in the inbox has the same time"
     return [
@@ -594,7 +595,7 @@ def _id(name: str) -> Column[Any]:
 
 
 def _jsonb() -> TypeEngine[Any]:
-    from sqlalchemy.dialects.postgresql import JSONB  # it brings the dialects of all drivers along
+    from sqlalchemy.dialects.postgresql import JSONB  # imported late: it loads the dialects of all drivers
 
     return JSONB()
 
@@ -624,4 +625,4 @@ def _index(name: str, *columns: str, where: ColumnElement[bool] | None = None, u
 
 
 TABLE_NAMES: Final = tuple(_DECLARED)
-"""Every table of txbox, without prefix."""
+"""Every table of txbox, without the prefix."""

@@ -17,19 +17,19 @@ from txbox.backoff import run_until_return
 from txbox.errors import InvalidConfiguration
 
 STOP_SECONDS = 30.0
-"""How long a stop waits for what was begun: what Kubernetes grants by default."""
+"""How long a stop waits for work under way: what Kubernetes grants by default."""
 
 STOP_CHECK_SECONDS = 0.1
-"""Between looks, during a start, at whether it is told to stop."""
+"""How often a start checks whether it is told to stop."""
 
 SIGNAL_CHECK_SECONDS = 1.0
-"""How long a wait for a signal goes on before Python looks for signals by itself."""
+"""How long one wait for a signal lasts, before Python checks for signals itself."""
 
 
 class StopSignals:
-    """While entered: the first SIGTERM or SIGINT goes to a queue, the second one does what it did before.
+    """While entered, put the first SIGTERM or SIGINT into a queue; let the second do what it did before.
 
-    A handler interrupts the main thread anywhere, also where it holds a lock: setting a ``threading.Event``, or
+    A handler interrupts the main thread anywhere, even where it holds a lock: setting a ``threading.Event``, or
     logging, could wait for that lock for ever. ``SimpleQueue.put`` is documented to be safe there.
     """
 
@@ -47,7 +47,7 @@ class StopSignals:
         self._restore()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        # Restored by the second signal, not by the first: one that had come in between would find no handler at all.
+        # The second signal restores the handlers, not the first: one that arrives in between needs this handler.
         if self._asked:
             self._restore()
             signal.raise_signal(number)
@@ -61,10 +61,10 @@ class StopSignals:
 
 
 def next_signal(wake: "queue.SimpleQueue[signal.Signals | None]") -> signal.Signals | None:
-    """Wait for a signal that ``StopSignals`` puts into a queue, and return it; None: another thread has put that there.
+    """Wait for the signal that ``StopSignals`` puts into a queue, and return it; None if another thread put None there.
 
     A signal that the system gives to another thread, or that comes just before this wait begins, does not end the wait:
-    its handler runs in this thread, after it.
+    its handler runs in this thread, after the wait.
     """
     while True:
         with suppress(queue.Empty):
@@ -72,7 +72,7 @@ def next_signal(wake: "queue.SimpleQueue[signal.Signals | None]") -> signal.Sign
 
 
 class Service(ABC):
-    """Starts its threads, and stops them. Subclasses define what they do, and what is to be checked first."""
+    """Starts threads and stops them. Subclasses define what the threads do, and what to check first."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
@@ -84,7 +84,7 @@ class Service(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether it is at work: each of its threads; after a stop, whether one has not finished."""
+        """Whether all its threads are at work; after a stop, whether one has not finished."""
         if self._stopping.is_set():
             return self._is_alive()
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
@@ -95,36 +95,36 @@ class Service(ABC):
         return self._stopping.is_set()
 
     def add_hook(self, hook: Callable[[Any], None]) -> None:
-        """Have one more hook get every event; see ``txbox.instrumentation``.
+        """Give every event to one more hook; see ``txbox.instrumentation``.
 
         Raises:
-            InvalidConfiguration: it is running already.
+            InvalidConfiguration: the service is already running.
         """
         self._refuse_running("add hooks before its start")
         self._hooks.append(hook)
 
     def start(self) -> None:
-        """Check what it works with, then start the threads and return.
+        """Check the database and the source, then start the threads and return.
 
         Raises:
             TxboxError: the database cannot be used. ``SchemaMissing``: its tables do not exist.
-            BrokerError: a source that does not exist, cannot be reached, or refuses.
-            InvalidConfiguration: it is running already.
+            BrokerError: a source does not exist, cannot be reached, or refuses.
+            InvalidConfiguration: the service is already running.
         """
         with self._starting:
             self._make_ready()
             self._start()
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """Begin nothing more, and finish what was begun, within ``timeout`` seconds.
+        """Begin nothing more, and finish work under way within ``timeout`` seconds.
 
-        Returns True if everything was finished. False: time ran out; the rest comes again.
+        Return True if everything was finished, False if time ran out; what is left will be delivered again.
         """
         self._call_off()
         self._wake.put(None)
         deadline = time.monotonic() + timeout
         for thread in self._threads:
-            # A handler or a hook may stop its own service; its thread then ends after it, not before.
+            # A handler or a hook may stop its own service; its thread then ends afterwards.
             if thread is not threading.current_thread() and thread.ident is not None:  # None: it is starting just now
                 thread.join(max(deadline - time.monotonic(), 0.0))
         finished = not self._is_alive()
@@ -135,18 +135,18 @@ class Service(ABC):
         return finished
 
     def run(self, timeout: float = STOP_SECONDS, *, started: Callable[[], object] | None = None) -> bool:
-        """Start, work until SIGTERM or SIGINT (or ``stop`` from another thread), then finish what was begun.
+        """Start, work until SIGTERM or SIGINT (or ``stop`` from another thread), then finish work under way.
 
-        Signals are handled when this is the main thread; a second signal ends the process at once. Raises as ``start``,
-        and returns as ``stop``; also False if it was told to stop while it starts, and has not started in time.
+        Signals are handled if this is the main thread; a second signal ends the process at once. Raise as ``start``
+        does, and return as ``stop`` does. Also return False if told to stop during a start that does not end in time.
 
         Args:
-            timeout: seconds that finishing, or a start that is to end, may take.
-            started: called once it is at work, after what it works with was found to be usable.
+            timeout: seconds that finishing may take, or a start after it was told to stop.
+            started: called once the service is at work, after all checks.
         """
         with ExitStack() as signals:
             with self._starting:
-                # Before signals are ours, so that one which comes during the start is not forgotten.
+                # Before the signal handlers are ours, so that a signal during the start is not forgotten.
                 self._make_ready()
                 signals.enter_context(StopSignals(self._wake))
                 if not self._has_started(timeout):
@@ -168,9 +168,9 @@ class Service(ABC):
             raise InvalidConfiguration(f"this {type(self).__name__} is running already; {remedy}")
 
     def _has_started(self, timeout: float) -> bool:
-        """Start in a thread, as a broker, a database or a lock may keep the start waiting, and a signal ends no wait.
+        """Start in a thread: a broker, a database or a lock may block the start, and a signal interrupts no such wait.
 
-        Returns False if it was told to stop, and is still starting ``timeout`` seconds later. Raises what the start
+        Return False if told to stop, and the start has not ended ``timeout`` seconds later. Raise what the start
         raises.
         """
         raised: list[BaseException] = []
@@ -200,14 +200,14 @@ class Service(ABC):
     def _start(self) -> None:
         self._threads = [self._thread(name, work) for name, work in self._prepare().items()]
         if self._stopping.is_set():
-            self._call_off()  # what has been made since it was told to stop: it begins nothing
+            self._call_off()  # told to stop during the start: what was made since begins nothing
         for thread in tuple(self._threads):  # one that works already may add others
             thread.start()
         if self._stopping.is_set():
-            self._call_off()  # what its threads have made
+            self._call_off()  # what its threads have made since
 
     def _add(self, name: str, work: Callable[[], object]) -> None:
-        """Start one more thread; it does the same as others, and ends when it stops."""
+        """Start one more thread that does the same as others, and ends when the service stops."""
         thread = self._thread(name, work)
         thread.start()
         self._threads.append(thread)
@@ -226,15 +226,15 @@ class Service(ABC):
 
     @abstractmethod
     def _prepare(self) -> Mapping[str, Callable[[], object]]:
-        """Check what it works with; return what is to be run until it stops, by the name of its thread."""
+        """Check what the service needs; return what each thread runs until it stops, by the thread's name."""
 
     def _call_off(self) -> None:
-        """Have the threads begin nothing more."""
+        """Make the threads begin nothing more."""
         self._stopping.set()
 
     @abstractmethod
     def _stopped(self, finished: bool) -> None:
-        """Report that it has stopped, and whether everything begun was finished."""
+        """Report that the service stopped, and whether all work was finished."""
 
 
 _log = logging.getLogger("txbox.service")

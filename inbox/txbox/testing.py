@@ -1,4 +1,4 @@
-"""Crash points: end the process, as SIGKILL does, at a moment marked by an event of a worker."""
+"""Crash points: kill the process, as SIGKILL does, at a worker's event."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ __all__ = ["kill_at"]
 
 
 def kill_at(moment: type[Event], *, after: int = 1) -> Hook:
-    """Make a hook that kills this process at the n-th event of a type (``after``), counted over all threads.
+    """Return a hook that kills this process at the n-th event of a type (``after``), counted over all threads.
 
     ``moment`` is the type, such as ``Received`` (before the transaction) or ``Committed`` (after it, before the ack).
     """

@@ -1,4 +1,4 @@
-"""Text that Postgres can hold, and the text of errors, also of those whose ``str`` raises."""
+"""Text that Postgres can hold, and the text of errors, even of those whose ``str`` raises."""
 
 import logging
 import socket
@@ -7,10 +7,9 @@ from contextlib import suppress
 
 
 def log_failure(what: str, *arguments: object) -> None:
-    """Log the exception that is handled now, with its traceback; with its text alone, where that cannot be made.
+    """Log the exception being handled with its traceback, or with its text alone if the traceback cannot be made.
 
-    ``what`` and ``arguments`` are as for ``logging``. Nothing is raised, whatever the exception or a handler of the log
-    does.
+    ``what`` and ``arguments`` are as for ``logging``. This never raises, whatever the exception or a log handler does.
     """
     error = sys.exception()
     try:
@@ -21,7 +20,7 @@ def log_failure(what: str, *arguments: object) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error; where ``str`` of it raises, its type and what it raised."""
+    """Return the text of an error. If its ``str`` raises, return the error's type and what was raised."""
     try:
         return str(error)
     except BaseException as broken:  # noqa: BLE001 - an error that cannot be printed is still to be reported
@@ -36,10 +35,10 @@ MAX_HOST_CHARACTERS = 255
 
 
 def storable(text: str) -> str:
-    """Return text without what Postgres's text and jsonb cannot hold."""
+    """Return the text with what Postgres's text and jsonb cannot hold replaced."""
     return text.replace("\0", "�").encode("utf-8", "replace").decode()
 
 
 def host_name() -> str:
-    """Return this machine's name; it may have any bytes, and no report fails for that."""
+    """Return this machine's name. It may hold any bytes; they are made storable so that no report fails."""
     return storable(socket.gethostname())[:MAX_HOST_CHARACTERS]

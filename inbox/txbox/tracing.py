@@ -1,7 +1,7 @@
-"""Tracing: what the library says about its work, for spans; without one, nothing is said and nothing is spent.
+"""Tracing: the interface for spans. The default implementation here does nothing and costs nothing.
 
-The implementation is ``txbox.instrumentation.opentelemetry_tracing``. What it raises is its own affair: an
-implementation logs it, and breaks no delivery.
+The real one is ``txbox.instrumentation.opentelemetry_tracing``. An implementation logs its own errors; they break no
+delivery.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ AttributeValue = str | int | bool
 
 
 class Operation(StrEnum):
-    """The kinds of work on messages, as the conventions of OpenTelemetry name them."""
+    """The kinds of work on messages, as OpenTelemetry's conventions name them."""
 
     CREATE = "create"
     SEND = "send"
@@ -26,36 +26,36 @@ class Operation(StrEnum):
 
 
 class Traced(Protocol):
-    """A message, as far as a span tells of it. Its headers carry the context in which it was created."""
+    """What a span needs of a message. The headers carry the context in which the message was created."""
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The message id."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What travels beside it."""
+        """The message's headers."""
 
 
 class Span:
-    """One piece of work. This one is for nothing: its methods do nothing."""
+    """One piece of work. The methods of this base class do nothing."""
 
     @property
     def recording(self) -> bool:
-        """Whether anything of it is kept: no sampler has left it out, and it has not ended."""
+        """Whether anything of this span is kept: no sampler dropped it, and it has not ended."""
         return False
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What carries this span's context: ``traceparent`` and ``tracestate``; empty if there is none."""
+        """Headers that carry this span's context, ``traceparent`` and ``tracestate``; empty if there is none."""
         return {}
 
     def current(self) -> AbstractContextManager[object]:
-        """Return what makes this the current span of the thread, while entered."""
+        """Return a context manager that makes this the thread's current span."""
         return _NOTHING
 
     def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
-        """Add what has happened now."""
+        """Add an event that happens now."""
 
     def end(
         self,
@@ -64,20 +64,20 @@ class Span:
         *,
         ended_ns: int | None = None,
     ) -> None:
-        """End it, once; a second end does nothing.
+        """End the span. A second call does nothing.
 
         Args:
-            error_type: what has failed, in one of few words.
-            attributes: what is known only now.
-            ended_ns: when it ended, in nanoseconds since 1970; None is now.
+            error_type: the kind of error, from a small set of names.
+            attributes: those known only now.
+            ended_ns: when the span ended, in nanoseconds since 1970; None: now.
         """
 
 
 class Tracing:
-    """Makes spans. This one is for nothing: it makes spans that do nothing."""
+    """Makes spans. Those of this base class do nothing."""
 
     enabled = False
-    """Whether spans are wanted at all."""
+    """Whether spans are wanted."""
 
     def messaging(
         self,
@@ -93,25 +93,25 @@ class Tracing:
         """Begin a span of work on messages.
 
         Args:
-            operation: what is done.
+            operation: the kind of work.
             place: the destination or the source: a queue's URL, a topic's ARN, ``scheme:rest``.
-            messages: those that it is done to; the span is linked to the contexts in which they were created.
-            name: what the library calls it, if not as the operation.
-            subscriber_id: who consumes.
-            batch: the work is for many at a time, even if there is one now.
-            began_ns: when it began, in nanoseconds since 1970; None is now.
+            messages: what is worked on; the span links to the contexts in which they were created.
+            name: what the library calls the work, if not as the operation.
+            subscriber_id: the consumer.
+            batch: the work takes many messages at a time, even if it has one now.
+            began_ns: when the span began, in nanoseconds since 1970; None: now.
         """
         del operation, place, messages, name, subscriber_id, batch, began_ns
         return NO_SPAN
 
     def internal(self, name: str, attributes: Mapping[str, AttributeValue], *, began_ns: int | None = None) -> Span:
-        """Begin a span of txbox's own work; ``began_ns`` as for ``messaging``."""
+        """Begin a span of txbox's own work; ``began_ns`` is as for ``messaging``."""
         del name, attributes, began_ns
         return NO_SPAN
 
 
 def error_type(error: BaseException) -> str:
-    """Return the name of an error's class, with its module: what ``error.type`` is to be."""
+    """Return the name of an error's class with its module, for the attribute ``error.type``."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 

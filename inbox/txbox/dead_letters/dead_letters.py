@@ -1,10 +1,10 @@
-"""Dead letters: messages parked after their last attempt, whole, until a person decides.
+"""Dead letters: whole messages parked after their last attempt, until a person decides.
 
-Parking is a short transaction of its own, and it comes before the ack: a worker that dies in between finds the message
-parked after the redelivery.
+Parking is a short transaction of its own, before the ack: if a worker dies in between, it finds the message parked on
+redelivery.
 
-Processed or parked, never both. The transaction that parks a message records it in the inbox, marked with the letter's
-number; so it meets the one that processes the message at the primary key, and one of the two wins::
+A message is processed or parked, never both. The transaction that parks it also records it in the inbox, marked with
+the letter's number. So it meets the transaction that processes the message at the primary key, and one of them wins::
 
     A records ── its handler runs ── A commits       P: it is processed, and no letter is kept
          P parks … waits for A ──────────┘
@@ -17,26 +17,26 @@ number; so it meets the one that processes the message at the primary key, and o
     P parks ── P commits                             Q: parked, by one letter
          Q parks … waits ┘
 
-A redrive takes that row away before it sends, in the transaction that marks the letter::
+A redrive deletes that row before it sends, in the transaction that marks the letter::
 
     R locks the letter ── deletes the row ── sends ── redriven_at = now() ── R commits      A: the first
                                        A, with the copy, records … waits for R ────┘
     R locks the letter ── deletes the row ── sends ── R dies                                A: parked; the letter waits
                                        A, with the copy, records … waits for R ─┘
 
-Where the inbox rotates, that row may be of an older generation, where no primary key makes A wait: then it waits for R
-at the letter's row, and so does who parks the copy (``inbox.sql``, ``await_redrives``).
+Where the inbox rotates, that row may be in an older generation, where no primary key makes A wait. Then A waits for R
+at the letter's row, and so does whoever parks the copy (``inbox.sql``, ``await_redrives``).
 
-A discard marks the letter and leaves that row, so copies go on being acked and not run. A redrive and a discard of one
-letter wait for each other at the letter's row, and the second one finds what the first one did.
+A discard marks the letter and keeps that row, so copies are still acked and do not run. A redrive and a discard of one
+letter wait for each other at the letter's row, and the second one sees what the first one did.
 
-A letter can be open although its message is processed: ``DeadLetter.processed_since``, and how it comes about in
-``dead_letters.sql``. It does not wait for a person, and a redrive of it sends nothing.
+A letter can be open although its message is processed: see ``DeadLetter.processed_since``, and ``dead_letters.sql`` for
+how that happens. It does not wait for a person, and a redrive of it sends nothing.
 
 Where a worker keeps order, letters of one key are redriven in order: see ``txbox.dead_letters.order``.
 
-Letters of reason MISMATCH are the exception: another body came under an id that is processed, or parked. Such a letter
-leaves open whether its id is processed; the body in it is not.
+Letters of reason MISMATCH are the exception: another body came under an id that is processed or parked. Such a letter
+says nothing about whether its id is processed; its own body is not.
 """
 
 from collections.abc import Callable
@@ -63,10 +63,10 @@ __all__ = ["DeadLetters"]
 
 
 class DeadLetters:
-    """The dead letters of a database, of every subscriber. Parking a message twice is parking it once."""
+    """The dead letters of a database, of every subscriber. Parking a message twice is the same as parking it once."""
 
     def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
-        """Name where the tables are.
+        """Name the engine and the tables.
 
         Args:
             engine: where to open the short transactions.
@@ -81,11 +81,11 @@ class DeadLetters:
 
     @property
     def engine(self) -> Engine:
-        """Where the short transactions are opened."""
+        """The engine on which the short transactions are opened."""
         return self._engine
 
     def on(self, engine: Engine) -> "DeadLetters":
-        """Return the same dead letters, over another engine of the same database."""
+        """Return the same dead letters on another engine of the same database."""
         other = copy(self)
         other._engine = adopt(engine)  # noqa: SLF001 - its own
         return other
@@ -102,14 +102,14 @@ class DeadLetters:
         """Park a message and forget its failures, in one transaction.
 
         Args:
-            letter: what is kept of the message. Another body under an id that is parked becomes another letter, of
+            letter: what to keep of the message. If its id is parked with another body, it becomes another letter, of
                 reason MISMATCH.
-            message: as handlers see it, without envelopes. Its age is judged now: one from before the horizon may have
-                been processed and forgotten, and is parked as EXPIRED. None: the body is the letter's, and no age is
-                judged.
+            message: the message as handlers see it, without envelopes. Its age is judged now: a message from before the
+                horizon may have been processed and forgotten, and is parked as EXPIRED. None: the body is the letter's,
+                and no age is judged.
             wait_seconds: how long to wait for another transaction that is processing the message.
-            lease_attempts: where there is a ledger too: as ``park_leased``.
-            unknown_age: as the inbox has it; "park": a message of which no time is known is EXPIRED, too.
+            lease_attempts: where there is a ledger too: as for ``park_leased``.
+            unknown_age: as for the inbox; "park": a message of unknown time is EXPIRED, too.
 
         Returns:
             The letter's number; None if the message is processed, and no letter is kept.
@@ -118,7 +118,7 @@ class DeadLetters:
             InFlight: another transaction is processing the message; nothing is parked.
         """
         digest = fingerprint(letter.body if message is None else message.body)
-        # A transaction that judged it before has ended, and this process may have been suspended since.
+        # The transaction that judged the age before has ended, and this process may have been suspended since.
         sent_at = None if message is None else earliest(message.sent_at, time_of_id(message.id))
         judged = message is not None and (sent_at is not None or unknown_age == "park")
         try:
@@ -139,7 +139,7 @@ class DeadLetters:
         *,
         judged: bool,
     ) -> int:
-        """Park a message and mark it in the inbox; InFlight and _OtherOutcome mean: roll back."""
+        """Park a message and mark it in the inbox. On InFlight and _OtherOutcome, the caller must roll back."""
         number = self.park_in(connection, letter, lease_attempts=lease_attempts)
         if letter.reason is Reason.MISMATCH:
             return number  # the message with the other body stays as it is
@@ -168,7 +168,7 @@ class DeadLetters:
         return number
 
     def _judge(self, connection: Connection, letter: DeadLetter, number: int, sent_at: datetime | None) -> None:
-        """Make a letter one of an expired message if it is; asked after its row in the inbox is made."""
+        """Mark a letter as expired if its message is. This must run after the message's row in the inbox is made."""
         ages = AgeJudge(letter.subscriber_id, schema=self.schema, prefix=self.prefix)
         if (expired := ages.judge(connection, {letter.message_id: sent_at})) is not None:
             marked = {"error": storable(f"{letter.error}; {expired}"), "dead_letter_id": number}
@@ -180,7 +180,7 @@ class DeadLetters:
         return int(connection.exec_driver_sql(self._statements.park, parameters).scalar_one())
 
     def _take_place(self, connection: Connection, letter: DeadLetter, number: int) -> None:
-        """Give a letter its place in its key: that of an earlier letter of its message, if that one was redriven."""
+        """Give a letter its place in its key: that of the message's earlier letter, if that one was redriven."""
         if letter.order_key is None:
             return
         place = {"message_ids": ids_of(letter.message_id, letter.headers), "dead_letter_id": number}
@@ -191,15 +191,16 @@ class DeadLetters:
     def park_leased(self, letter: DeadLetter, lease_attempts: int) -> int:
         """Park a message whose ledger decides whether it is processed, and return the letter's number.
 
-        ``lease_attempts`` is how many attempts it has had in the ledger; those after a redrive are counted from there.
+        ``lease_attempts`` is how many attempts it has had in the ledger; attempts after a redrive count from there.
         """
         with short_transaction(self._engine) as connection:
             return self.park_in(connection, letter, lease_attempts=lease_attempts)
 
     def waits(self, subscriber_id: str, message_id: str, body: bytes, lease_attempts: int) -> bool:
-        """Return whether a message of a ledger is parked here, or was discarded: no copy of it may run.
+        """Return whether a message of a ledger is parked or was discarded, so that no copy of it may run.
 
-        ``body`` is as the broker delivered it: another one is another letter. ``lease_attempts``: as ``park_leased``.
+        ``body`` is as the broker delivered it; another body is another letter. ``lease_attempts`` is as for
+        ``park_leased``.
         """
         parameters = {
             "lease_attempts": lease_attempts,
@@ -211,14 +212,14 @@ class DeadLetters:
             return connection.exec_driver_sql(self._statements.waits_parked, parameters).rowcount > 0
 
     def lease_attempts(self, subscriber_id: str, message_id: str) -> int:
-        """Return how many attempts a message had in its ledger when it was parked last; 0 if it never was."""
+        """Return how many attempts a message had in its ledger when it was last parked; 0 if it never was."""
         with short_transaction(self._engine) as connection:
             key = {"subscriber_id": subscriber_id, "message_id": message_id}
             found = connection.exec_driver_sql(self._statements.lease_attempts, key)
             return found.scalar_one() or 0
 
     def check(self, connection: Connection) -> None:
-        """Check that the table is there; raises ``SchemaMissing`` if it is not."""
+        """Raise ``SchemaMissing`` unless the table exists."""
         require_server(connection)
         check_table(connection, self._statements.tables.dead_letter)
 
@@ -234,14 +235,14 @@ class DeadLetters:
         """Return a page of dead letters, oldest first.
 
         Args:
-            which: of them; a name is that of a subscriber; None: all.
+            which: a filter, or a subscriber's name; None: all.
             redriven: also those that do not wait: sent through again, discarded, or processed since.
-            after: the last number of the page before.
+            after: the last number of the previous page.
             limit: how many, at most.
-            body_bytes: of each body, only so many bytes are read, the first ones; None: all.
+            body_bytes: read only the first so many bytes of each body; None: all.
 
         Raises:
-            InvalidConfiguration: the filter's JSON path is none.
+            InvalidConfiguration: the filter's JSON path is not valid.
         """
         which = which if isinstance(which, LetterFilter) else LetterFilter(subscriber_id=which)
         parameters = {**which.parameters(), "all": redriven, "after": after, "page": limit}
@@ -255,11 +256,11 @@ class DeadLetters:
 
         Args:
             dead_letter_id: its number.
-            body_from: with ``body_bytes``: so many bytes of the body are left out at its start.
-            body_bytes: of the body, only so many bytes are read; None: all. ``body_size`` is that of the whole.
+            body_from: with ``body_bytes``: skip so many bytes at the start of the body.
+            body_bytes: read only so many bytes of the body; None: all. ``body_size`` is always that of the whole.
 
         Raises:
-            LetterNotFound: there is none of that number.
+            LetterNotFound: no letter has that number.
         """
         with self._engine.connect() as connection, own_cursors(connection):
             return self._read(connection, dead_letter_id, body_from, body_bytes)
@@ -274,29 +275,30 @@ class DeadLetters:
     ) -> DeadLetter:
         """Send a parked message through again, and return its letter.
 
-        A crash between the send and the commit leaves the letter waiting although it was sent. Sending it once more is
-        harmless: it keeps its message id, and the inbox rejects it.
+        After a crash between the send and the commit, the letter still waits although it was sent. Sending it once more
+        is harmless: it keeps its message id, and the inbox rejects the duplicate.
 
         Args:
             dead_letter_id: the letter's number.
             send: gives the message back to its source, under the same message id; raises if it cannot.
             by: who has it sent; for the record.
-            expired: also if it was parked as expired. Whether it was processed is forgotten, so check that before: it
-                runs. From then on its message counts as sent now, as that of any letter that is redriven.
+            expired: redrive it even if it was parked as expired. The inbox has forgotten whether it was processed, so
+                check that first: it will run. From then on its message counts as sent now, like any redriven one.
 
         Raises:
-            LetterNotFound: there is none of that number, or it does not wait any more: it was redriven or discarded
-                before, or its message was processed since.
-            OutOfOrder: a letter before it holds its key, and waits.
+            LetterNotFound: no letter has that number, or it no longer waits: it was redriven or discarded before, or
+                its message was processed since.
+            OutOfOrder: an earlier letter holds its key, and waits.
             InvalidConfiguration: it was parked as expired.
         """
         with short_transaction(self._engine) as connection:
             return self.redrive_in(connection, dead_letter_id, lambda _, letter: send(letter), by=by, expired=expired)
 
     def republish(self, dead_letter_id: int, outbox: Outbox, *, by: str | None = None) -> DeadLetter:
-        """Put a message that a relay has parked into the outbox again, as ``redrive`` does for workers; return it.
+        """Put a message that a relay parked into the outbox again, and return its letter: ``redrive`` for relays.
 
-        It is published in the transaction that marks the letter, behind all that its key has now, under the same id.
+        The message is published in the transaction that marks the letter, under the same id, behind everything that its
+        key has now.
 
         Args:
             dead_letter_id: the letter's number.
@@ -304,8 +306,8 @@ class DeadLetters:
             by: who has it sent; for the record.
 
         Raises:
-            LetterNotFound: as ``redrive``.
-            InvalidConfiguration: a worker has parked it, not a relay.
+            LetterNotFound: as for ``redrive``.
+            InvalidConfiguration: a worker parked it, not a relay.
             NotSendable: its destination cannot take it.
         """
 
@@ -325,18 +327,18 @@ class DeadLetters:
     ) -> DeadLetter:
         """Send a parked message through again in the caller's transaction, and return its letter.
 
-        If this raises, the transaction has to be rolled back.
+        If this raises, roll the transaction back.
 
         Args:
-            connection: of the transaction, which is at READ COMMITTED.
+            connection: the transaction's, at READ COMMITTED.
             dead_letter_id: the letter's number.
             send: gives the message back to its source, or puts it into the outbox on the connection.
             by: who has it sent; for the record.
             expired: as for ``redrive``.
 
         Raises:
-            LetterNotFound: there is none of that number, or it waits no more.
-            OutOfOrder: a letter before it holds its key, and waits.
+            LetterNotFound: no letter has that number, or it no longer waits.
+            OutOfOrder: an earlier letter holds its key, and waits.
             InvalidConfiguration: it was parked as expired.
         """
         wanted = {"dead_letter_id": dead_letter_id}
@@ -361,9 +363,9 @@ class DeadLetters:
         return letter
 
     def discard(self, dead_letter_id: int, *, note: str, by: str | None = None) -> DeadLetter:
-        """Give a parked message up, and return its letter: it is never run, and copies of it go on being acked.
+        """Give a parked message up, and return its letter. The message never runs; copies of it are still acked.
 
-        A letter that was redriven, and still holds its key because its copy is lost, can be discarded, too.
+        This also discards a redriven letter that still holds its key because its copy is lost.
 
         Args:
             dead_letter_id: the letter's number.
@@ -371,7 +373,7 @@ class DeadLetters:
             by: who gives it up.
 
         Raises:
-            LetterNotFound: there is none of that number, or it was redriven or discarded before.
+            LetterNotFound: no letter has that number, or it was redriven or discarded before.
             InvalidConfiguration: the note is empty.
         """
         with short_transaction(self._engine) as connection:
@@ -387,10 +389,11 @@ class DeadLetters:
         on_its_way: bool = True,
         body_bytes: int | None = None,
     ) -> DeadLetter:
-        """Give a parked message up in the caller's transaction, as ``discard``.
+        """Give a parked message up in the caller's transaction, as ``discard`` does.
 
-        ``on_its_way``: also one that was redriven and holds its key. Not where it was chosen because it waited: its
-        copy, which was sent since, would be refused. ``body_bytes``: so much of the body is returned; None: all.
+        ``on_its_way``: also discard a letter that was redriven and holds its key. Pass False if the letter was selected
+        because it waited: it may have been sent since, and its copy would be refused. ``body_bytes``: return only so
+        much of the body; None: all.
         """
         if not note.strip():
             raise InvalidConfiguration("to discard a dead letter takes a note that says why")
@@ -407,7 +410,7 @@ class DeadLetters:
         return letter
 
     def _refuse_copy(self, connection: Connection, letter: DeadLetter) -> None:
-        """Record the message of a letter that was redriven as given up; raise if its copy was processed."""
+        """Record a redriven letter's message as given up; raise ``LetterNotFound`` if its copy was processed."""
         marked = {**key_of(letter), "fingerprint": None, "dead_letter_id": letter.dead_letter_id}
         if not connection.exec_driver_sql(self._statements.mark_parked, marked).rowcount:
             number = letter.dead_letter_id or 0
@@ -423,9 +426,9 @@ class DeadLetters:
         return letter_from(row)
 
     def _unpark(self, connection: Connection, letter: DeadLetter, *, beside_others: bool) -> None:
-        """Delete the message's row in the inbox before it is sent: what records the copy waits for this transaction.
+        """Delete the message's row in the inbox before the send, so that recording the copy waits for this transaction.
 
-        At the primary key; or at the letter's row, which is locked, where the row is of an older generation.
+        It waits at the primary key or, if the row is in an older generation, at the letter's row, which is locked.
         """
         key = key_of(letter)
         connection.exec_driver_sql(self._statements.unmark_parked, key)
@@ -434,7 +437,7 @@ class DeadLetters:
             connection.exec_driver_sql(
                 self._statements.mark_others_mismatch, {**key, "dead_letter_id": letter.dead_letter_id}
             )
-        # Its attempts count from 0 again, even if copies of it have failed meanwhile.
+        # Its attempts count from 0 again, even if copies of it have failed in the meantime.
         self._forget_failures(connection, letter)
 
     def _forget_failures(self, connection: Connection, letter: DeadLetter) -> None:
@@ -443,7 +446,7 @@ class DeadLetters:
 
 
 def republish_in(connection: Connection, letter: DeadLetter, outbox: Outbox) -> None:
-    """Put a relay's letter into the outbox again, in the transaction that marks it."""
+    """Put a relay's letter into the outbox again, in the transaction that marks the letter."""
     published = letter.envelope.get("outbox")
     if published is None:
         raise InvalidConfiguration(
@@ -470,7 +473,7 @@ def _require_open(letter: DeadLetter) -> None:
 
 
 class _OtherOutcome(Exception):
-    """The message has another outcome: it is parked as ``dead_letter_id``, or processed if that is None."""
+    """The message is parked as ``dead_letter_id``, or it is processed if that is None."""
 
     def __init__(self, dead_letter_id: int | None) -> None:
         self.dead_letter_id = dead_letter_id

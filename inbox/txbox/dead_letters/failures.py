@@ -1,17 +1,17 @@
-"""Failed attempts: how often a message was tried, kept where a rollback of its handler cannot reach.
+"""Failed attempts: how often a message was tried, kept where rolling back its handler cannot undo it.
 
-An attempt counts if the handler has failed, or if the process died in it. To see the second, the attempt of a message
-that was delivered before is counted before it is made. The process that makes it then records its outcome, or takes
-it back because it was none (the connection was lost, or the message was in flight). An attempt that stays without an
-outcome is one whose process ended, or lost the database and never recorded it::
+An attempt counts if the handler failed, or if the process died in it. To catch the second case, the attempt of a
+redelivered message is counted before it is made. The process then records the outcome, or takes the attempt back if it
+was none (the connection was lost, or the message was in flight). An attempt without an outcome is one whose process
+died, or lost the database and never recorded it::
 
-    begin_attempt ─┬─ fail ──────── counts: what the handler has raised
-                   ├─ take_back ─── counts no more; before that, nothing may decide on the message by what is counted
-                   ├─ (processed) ─ all of it is deleted in the transaction that processes the message
+    begin_attempt ─┬─ fail ──────── counts: what the handler raised
+                   ├─ take_back ─── no longer counts; until then, nothing may decide on the message by its count
+                   ├─ (processed) ─ deleted in the transaction that processes the message
                    └─ (nothing) ─── counts: the process died in it
 
-Each method is a short transaction of its own. The broker's receive count is not enough: it also counts deliveries that
-were handed back, or whose process was ended by another message.
+Each method is a short transaction of its own. The broker's receive count does not suffice: it also counts deliveries
+that were handed back, or whose process another message killed.
 """
 
 import json
@@ -36,16 +36,16 @@ from txbox.text import storable
 __all__ = ["Attempt", "Failed", "Failures"]
 
 MAX_ERROR_CHARACTERS = 4_000
-"""Characters kept of an error; the rest is in the log."""
+"""How much of an error is kept; the rest is in the log."""
 
 HISTORY_ERROR_CHARACTERS = 500
-"""Characters kept of the error of each attempt in the history."""
+"""How much of each attempt's error the history keeps."""
 
 WAIT_SECONDS = 1.0
-"""How long to wait for another transaction that has the row of the same message."""
+"""How long to wait for another transaction that has locked the same message's row."""
 
 MAX_HISTORY = 20
-"""Attempts kept in detail: the last ones that counted."""
+"""How many attempts are kept in detail: the last ones that counted."""
 
 History = Sequence[Mapping[str, Any]]
 """Attempts that counted: ``at`` (when, by the database's clock), ``delivery`` (the receive count), ``error`` (why)."""
@@ -55,12 +55,12 @@ History = Sequence[Mapping[str, Any]]
 class Attempt:
     """An attempt that was counted before it was made."""
 
-    message_id: str  # of what
-    attempt_id: str  # names it
-    number: int  # how many attempts there were, this one included
-    before: History  # those before it, oldest first, as far as they are kept
-    error_before: str | None  # how the attempt before it ended; None if there was none
-    seconds_before: float | None  # how long ago that one was begun; None if there was none
+    message_id: str
+    attempt_id: str
+    number: int  # of attempts so far, this one included
+    before: History  # earlier attempts, oldest first, as far as they are kept
+    error_before: str | None  # how the previous attempt ended; None if there was none
+    seconds_before: float | None  # since the previous attempt began; None if there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,6 @@ class Failed:
 
 
 class FailureStatements(SqlFile, file="failures.sql", constants={"max_history": MAX_HISTORY}):
-    """The statements of ``failures.sql``."""
-
     begin_attempt: str
     count_failure: str
     lock_failure: str
@@ -94,7 +92,7 @@ class Failures:
         prefix: str = "",
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Name the subscriber and where the table is.
+        """Name the subscriber and the table.
 
         Args:
             engine: where to open the short transactions.
@@ -110,24 +108,24 @@ class Failures:
 
     @property
     def subscriber_id(self) -> str:
-        """Whose messages."""
+        """The subscriber whose failures these are."""
         return self._subscriber_id
 
     def begin_attempt(
         self, message_id: str, *, receive_count: int = 1, counting: Callable[[Attempt], object] = lambda _: None
     ) -> Attempt | None:
-        """Count an attempt before it is made, for a message that may take the whole process down.
+        """Count an attempt before it is made, for a message that may kill the whole process.
 
         Args:
-            message_id: of what.
-            receive_count: of its delivery.
-            counting: called with the attempt before it is committed; an error after that leaves open whether it was.
+            message_id: the message to try.
+            receive_count: that of its delivery.
+            counting: called with the attempt before the commit; after an error later on, it may or may not be counted.
 
         Returns:
-            The attempt; None if the message is already processed, or parked.
+            The attempt; None if the message is already processed or parked.
 
         Raises:
-            InFlight: another transaction is processing the message, and has failed with it before.
+            InFlight: another transaction is processing the message, and the message has failed before.
         """
         attempt_id = uuid.uuid4().hex
         entry = _entry(NO_OUTCOME, receive_count, attempt_id)
@@ -147,13 +145,13 @@ class Failures:
     def fail(
         self, message_id: str, error: BaseException, *, attempt: Attempt | None = None, receive_count: int = 1
     ) -> Failed:
-        """Keep a failure, and return the attempts so far.
+        """Record a failure, and return the attempts so far.
 
         Args:
             message_id: the message that failed.
             error: why.
-            attempt: what ``begin_attempt`` has counted already; None: nothing.
-            receive_count: of the delivery.
+            attempt: the attempt that ``begin_attempt`` has already counted; None: count one now.
+            receive_count: that of the delivery.
         """
         text = describe(error)
         entry = _entry(text, receive_count, None if attempt is None else attempt.attempt_id)
@@ -173,7 +171,7 @@ class Failures:
         return Failed(row.attempts, _oldest_first(history))
 
     def take_back(self, attempt: Attempt) -> None:
-        """Take back an attempt that ``begin_attempt`` counted, but that was not made. A second call changes nothing."""
+        """Take back an attempt that ``begin_attempt`` counted but that was not made. A second call changes nothing."""
         key = self._key(attempt.message_id)
         with short_transaction(self._engine) as connection:
             row = connection.exec_driver_sql(self._statements.lock_failure, key).fetchone()
@@ -192,13 +190,13 @@ class Failures:
         return self.find(message_id).attempts
 
     def find(self, message_id: str) -> Failed:
-        """Return the attempts so far."""
+        """Return how many attempts have counted so far, and those that are kept."""
         with self._engine.connect() as connection, own_cursors(connection):
             row = connection.exec_driver_sql(self._statements.attempts, self._key(message_id)).fetchone()
         return Failed(0, ()) if row is None else Failed(row.attempts, _oldest_first(row.history))
 
     def check(self, connection: Connection) -> None:
-        """Check that the table is there; raises ``SchemaMissing`` if it is not."""
+        """Raise ``SchemaMissing`` unless the table exists."""
         check_table(connection, self._statements.tables.message_failure)
 
     def forget(self, connection: Connection, message_ids: Iterable[str]) -> None:
@@ -218,7 +216,7 @@ class Failures:
 def bounded_transaction(
     engine: Engine, wait_seconds: float, subscriber_id: str, message_id: str
 ) -> Iterator[Connection]:
-    """Open a transaction that waits so long for another one that processes the message, then raises ``InFlight``."""
+    """Open a transaction that waits so long for another that processes the message, then raises ``InFlight``."""
     try:
         with short_transaction(engine) as connection:
             connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{round(wait_seconds * 1000)}ms"})
@@ -239,7 +237,7 @@ def _position(history: History, attempt: Attempt) -> int | None:
 
 
 def _oldest_first(history: History) -> History:
-    """Return attempts oldest first, without their internal ids."""
+    """Return the attempts oldest first, without their internal ids."""
     return tuple({name: value for name, value in entry.items() if name != "attempt"} for entry in reversed(history))
 
 
@@ -247,12 +245,12 @@ NO_OUTCOME = "no outcome was recorded: the process ended while it handled this m
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as text that Postgres can keep: its type, its message, its causes in short."""
+    """Return an error as text that Postgres can store: its type, its message, and its causes in short."""
     parts: list[str] = []
     current: BaseException | None = error
     while current is not None and len(parts) < _MAX_CAUSES:
         parts.append(f"{type(current).__name__}: {_message(current)}".strip())
-        # What SQLAlchemy wraps is in its text already.
+        # The text of SQLAlchemy's wrapper already contains the wrapped error.
         current = None if isinstance(current, StatementError) else current.__cause__
     return storable("\ncaused by ".join(parts))[:MAX_ERROR_CHARACTERS]
 
@@ -260,7 +258,7 @@ def describe(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         if isinstance(error, StatementError):
-            # Without the statement's parameters: they are the message's content, and may be personal.
+            # Without the statement's parameters: they hold the message's content, and may be personal data.
             return " ".join(
                 filter(None, (str(error.orig or error.args[0]), error.statement and f"[SQL: {error.statement}]"))
             )

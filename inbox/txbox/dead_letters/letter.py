@@ -1,4 +1,4 @@
-"""A dead letter, and how it is kept in its row. Pure: no I/O."""
+"""A dead letter, and how it maps to its row. No I/O."""
 
 import json
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ class Reason(StrEnum):
     FAILED = "failed"
     """Its handler raised, ``max_attempts`` times."""
     MISMATCH = "mismatch"
-    """Its id was processed, is parked or is being processed with another body."""
+    """Its id was processed, is parked, or is being processed with another body."""
     MALFORMED = "malformed"
     """It could not be parsed as its envelope requires."""
     CRASHED = "crashed"
     """The process ended in its last attempt; ``history`` has all of them."""
     EXPIRED = "expired"
-    """It is too old to judge whether it was processed, and was not run."""
+    """It is too old to tell whether it was processed, and was not run."""
     BEHIND = "behind"
-    """It was not run, as a letter before it holds its key (``ordered=True``)."""
+    """It was not run, because an earlier letter holds its key (``ordered=True``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class DeadLetter:
         message_id: the message's id.
         reason: why it was parked.
         error: the last error, as text.
-        attempts: how many counted: its handler failed, or the process died in it.
+        attempts: how many counted: the handler failed, or the process died.
         source: where it came from, such as a queue's URL; a redrive sends it there.
         body: as the broker delivered it, envelopes and all.
         headers: the message's headers.
@@ -55,12 +55,12 @@ class DeadLetter:
         discarded_at: when it was given up; None if it was not.
         discarded_by: who gave it up.
         note: why.
-        processed_since: its message was processed after it was parked, so it does not wait for a person any more.
+        processed_since: its message was processed after it was parked, so it no longer waits for a person.
         history: the last attempts that counted, oldest first: ``at`` (the database's clock), ``delivery`` (the broker's
             receive count) and ``error`` of each.
         order_key: the FIFO group, or the key, whose order it keeps; None: it keeps none.
-        order_position: its place among the letters of its key; None: it holds nothing, or not any more.
-        body_size: of the whole body, in bytes, where ``body`` may be a part of it; None before it is parked.
+        order_position: its place among the letters of its key; None: it does not hold the key, or no longer does.
+        body_size: of the whole body, in bytes, as ``body`` may be a part of it; None before it is parked.
     """
 
     subscriber_id: str
@@ -87,12 +87,12 @@ class DeadLetter:
 
 
 def key_of(letter: DeadLetter) -> dict[str, Any]:
-    """Return the subscriber and the message of a letter, as parameters of a statement."""
+    """Return a letter's subscriber and message, as parameters of a statement."""
     return {"subscriber_id": letter.subscriber_id, "message_id": letter.message_id}
 
 
 def columns_of(letter: DeadLetter) -> dict[str, Any]:
-    """Return a letter that is to be parked, as parameters of a statement."""
+    """Return a letter to park, as parameters of a statement."""
     return {
         **key_of(letter),
         "reason": letter.reason.value,
@@ -109,7 +109,7 @@ def columns_of(letter: DeadLetter) -> dict[str, Any]:
 
 
 def letter_from(row: RowMapping) -> DeadLetter:
-    """Return the letter of a row, whose columns are named as the attributes."""
+    """Return the letter of a row whose columns are named as the attributes."""
     changed = {"reason": Reason(row["reason"]), "body": bytes(row["body"]), "history": tuple(row["history"])}
     return DeadLetter(**{**with_moments(row, "parked_at", "redriven_at", "discarded_at"), **changed})
 

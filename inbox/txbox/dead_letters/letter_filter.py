@@ -1,4 +1,4 @@
-"""Which dead letters are meant: the filter of a list, a redrive or a discard."""
+"""The filter that selects dead letters for a list, a redrive or a discard."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,32 +19,32 @@ from txbox.text import storable
 __all__ = ["LetterFilter", "filtered"]
 
 LONGEST_AGO = timedelta(days=365_000)
-"""So long ago, Postgres has no times much earlier."""
+"""Postgres has no times much earlier than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterFilter:
-    """Which dead letters; all of what is given has to hold. Without anything, all that wait.
+    """Selects dead letters; all given conditions must hold. Without any, all letters that wait.
 
-    Letters that do not wait for a person any more are meant only where ``numbers`` name them, or where they are asked
-    for: see ``DeadLetters.list``.
+    Letters that no longer wait for a person are selected only by ``numbers``, or where they are asked for: see
+    ``DeadLetters.list``.
 
     Attributes:
-        subscriber_id: this subscriber's.
-        destination: those that a relay could not send there; in place of a subscriber.
+        subscriber_id: letters of this subscriber.
+        destination: letters that a relay could not send there; instead of a subscriber.
         reasons: parked for one of these; empty: for any.
         error: part of the error's text, in upper or lower case.
-        since: parked then or later; a moment with its zone, or how long ago, by the database's clock.
+        since: parked then or later: a time with its zone, or how long ago by the database's clock.
         until: parked before then.
         source: from this queue, by its URL.
         message_ids: of one of these messages; empty: of any.
-        headers: with these headers; their names in upper or lower case.
-        json_path: a JSON path of Postgres that finds something in the body as the broker delivered it, and not only
-            false and null: ``$.customer == 7``, ``$.items[*] ? (@.price > 100)``. A body that Postgres cannot read as
+        headers: with these headers; names in upper or lower case.
+        json_path: a JSON path of Postgres that finds something other than false and null in the body as the broker
+            delivered it: ``$.customer == 7``, ``$.items[*] ? (@.price > 100)``. A body that Postgres cannot read as
             JSON does not match: see ``LetterOperations.passed_over``.
             https://www.postgresql.org/docs/current/functions-json.html#FUNCTIONS-SQLJSON-PATH
         numbers: of these numbers, whether they wait or not; None: of any.
-        up_to: of no higher number than this: what is parked after a look at them is not meant.
+        up_to: of this number or lower, so that letters parked after a first look are left out.
     """
 
     subscriber_id: str | None = None
@@ -74,14 +74,14 @@ class LetterFilter:
                 raise InvalidConfiguration(f"LetterFilter.{name} needs a zone: {moment} is another moment in each")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is given, as plain values: for the record."""
+        """Return the given conditions as plain values, for the record."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: _plain(value) for name, value in given.items() if value is not None and (value or name == "numbers")
         }
 
     def parameters(self) -> dict[str, Any]:
-        """Return the filter as parameters of a statement with the fragment ``wanted``."""
+        """Return the filter as parameters for statements that contain the fragment ``wanted``."""
         subscriber_id = self.subscriber_id
         if self.destination is not None:
             subscriber_id = f"{RELAY_SUBSCRIBER}:{self.destination}"
@@ -118,13 +118,13 @@ class FilterStatements(Protocol):
 def filtered(
     connection: Connection, statements: FilterStatements, which: LetterFilter
 ) -> Iterator[Callable[[str], str]]:
-    """Make a function that adds the JSON path, if there is one, to a statement with the fragment ``wanted``.
+    """Yield a function that adds the JSON path, if there is one, to a statement with the fragment ``wanted``.
 
-    A function in pg_temp reads the bodies: only there can an error of one body be caught. It is gone when the
-    transaction ends, committed or not.
+    A function in pg_temp reads the bodies, because only a function can catch the error of a single body. It is gone
+    when the transaction ends, committed or not.
 
     Raises:
-        InvalidConfiguration: what is given as a JSON path is none.
+        InvalidConfiguration: the JSON path is not valid.
     """
     if which.json_path is None:
         yield lambda statement: statement
@@ -156,7 +156,7 @@ def _plain(value: Any) -> Any:
 
 
 def _stored(value: Any) -> Any:
-    """Return text as letters have it: without what Postgres cannot hold."""
+    """Return text as letters store it, without what Postgres cannot hold."""
     match value:
         case str():
             return storable(value)
@@ -176,7 +176,7 @@ def _is_moment(value: object) -> bool:
 
 
 def _are(is_valid: Callable[[Any], bool]) -> Callable[[object], bool]:
-    # Text is a sequence, too: of single characters.
+    # A str is a sequence, too: of single characters.
     return lambda value: isinstance(value, tuple | list) and all(map(is_valid, value))
 
 
@@ -200,7 +200,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "numbers": (lambda numbers: numbers is None or _are(_is_number)(numbers), "a tuple of numbers of letters, or None"),
     "up_to": (lambda number: number is None or _is_number(number), "the number of a letter, or None"),
 }
-"""What each field may be, and how an error says so."""
+"""For each field, what is valid, and how an error says so."""
 
 _SYNTAX_ERROR = "42601"
 _DATA_EXCEPTION = "22"

@@ -1,4 +1,4 @@
-"""An operation as it is on record: what is done with many letters, and what became of them."""
+"""The record of an operation: what is done with many letters, and the outcome of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,38 +12,38 @@ from txbox.dead_letters.letter import Reason
 from txbox.postgres.sql import with_moments
 
 PENDING = "pending"
-"""Among the outcomes of an operation: letters that are left."""
+"""The key in an operation's outcomes that counts the letters left."""
 
 
 class OperationKind(StrEnum):
-    """What is done with the letters of an operation."""
+    """What an operation does with its letters."""
 
     REDRIVE = "redrive"
-    """They are sent through again."""
+    """Send them through again."""
     DISCARD = "discard"
-    """They are given up."""
+    """Give them up."""
 
 
 class LetterOutcome(StrEnum):
-    """What became of a letter of an operation."""
+    """What became of one letter of an operation."""
 
     REDRIVEN = "redriven"
     """It was sent to its source, or put into the outbox again."""
     DISCARDED = "discarded"
     """It was given up."""
     GONE = "gone"
-    """It was redriven or discarded by another process meanwhile, or before; or it was deleted."""
+    """Another process redrove or discarded it, or it was deleted."""
     PROCESSED = "processed"
-    """Its message was processed since; nothing was sent."""
+    """Its message was processed since it was parked; nothing was sent."""
     FAILED = "failed"
-    """It could not be sent, and waits; carrying the operation out once more tries it again."""
+    """It could not be sent, and still waits. Carrying the operation out again retries it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterCount:
-    """How many letters of a subscriber and a reason a filter means, and since when the oldest has been parked.
+    """How many letters of a subscriber and a reason a filter matches, and when the oldest of them was parked.
 
-    ``behind``: how many of them a redrive refuses, as a letter before them in their key waits that it does not send.
+    ``behind``: how many of them a redrive refuses, because an earlier letter of their key waits and is not redriven.
     """
 
     subscriber_id: str
@@ -55,9 +55,9 @@ class LetterCount:
 
 @dataclass(frozen=True, slots=True)
 class LetterResult:
-    """What became of one letter; ``error`` says why, if it was neither redriven nor discarded.
+    """What became of one letter; ``error`` says why it was neither redriven nor discarded.
 
-    ``to_outbox``: a relay's letter, which was put into the outbox again.
+    ``to_outbox``: it was a relay's letter, and went back into the outbox.
     """
 
     dead_letter_id: int
@@ -68,14 +68,14 @@ class LetterResult:
 
 @dataclass(frozen=True, slots=True)
 class HeldKey:
-    """A key that letters of an operation have, and that is held.
+    """A held key of an operation's letters.
 
     Attributes:
         subscriber_id: whose letters.
         order_key: the FIFO group, or the key.
         dead_letter_id: the first letter that waits, or else the first one whose copy is on its way.
-        waits: it is not on its way.
-        stuck: it does not only wait for its turn: it takes a person.
+        waits: whether that letter waits, and no copy is on its way.
+        stuck: whether it takes a person, and not only its turn.
     """
 
     subscriber_id: str
@@ -87,18 +87,18 @@ class HeldKey:
 
 @dataclass(frozen=True, slots=True)
 class LetterOperation:
-    """A redrive or a discard, as it is on record.
+    """A redrive or a discard on record.
 
     Attributes:
         operation_id: its number.
         kind: redrive or discard.
-        filter: by which its letters were selected; plain values.
-        options: how it is carried out; those of ``LetterOperations.select``.
+        filter: the filter that selected its letters, as plain values.
+        options: how it is carried out, as given to ``LetterOperations.select``.
         note: why.
         requested_by: who asked for it.
         requested_at: when its letters were selected, by the database's clock.
-        finished_at: when the last of them was done; None: some are left, or have failed, or keys are to be freed.
-        outcomes: how many of its letters have each outcome; ``pending`` are those that are left.
+        finished_at: when the last letter was done; None: letters are left or have failed, or keys are still held.
+        outcomes: how many of its letters have each outcome; ``pending`` counts those that are left.
     """
 
     operation_id: int
@@ -123,5 +123,5 @@ class LetterOperation:
 
 
 def operation_from(row: RowMapping) -> LetterOperation:
-    """Return an operation from a row of the statement ``operations``."""
+    """Return the operation of a row of the statement ``operations``."""
     return LetterOperation(**{**with_moments(row, "requested_at", "finished_at"), "kind": OperationKind(row["kind"])})

@@ -2,27 +2,28 @@
 
 ::
 
-    select       one transaction: who asks for what, and which letters the filter means now
-    carry out    for each letter of the selection, by number, one transaction: send, mark the letter, keep the outcome
+    select       one transaction: records who asks for what, and which letters the filter matches now
+    carry out    one transaction for each selected letter, by number: send, mark the letter, record the outcome
 
-What is parked later is not part of it. A process that dies leaves the letter in hand as it was, and the rest of the
-selection without an outcome: ``carry_out`` goes on with those. A letter that was sent by a process that died before its
-commit is sent again, under the same message id, which its inbox rejects.
+Letters parked later are not part of it. A process that dies leaves its current letter as it was, and the rest of the
+selection without an outcome: ``carry_out`` goes on with those. If a process died between sending a letter and the
+commit, the letter is sent again under the same message id, which its inbox rejects.
 
-Two processes may carry out one operation, or two whose selections overlap; no letter is sent by both::
+Two processes may carry out one operation, or two whose selections overlap. No letter is sent by both::
 
     A locks the row of letter 5 in the selection ── locks letter 5 ── sends ── marks it, keeps the outcome ── commits
     B of the same operation                waits for that row … finds its outcome, goes on to letter 6
     C of another operation that has letter 5       waits for the letter … finds it redriven: GONE
 
-Where workers keep order, what is in the queue before the copies of a key's letters is parked behind them. A redrive
-*until its keys are free* goes on with that: round by round, it adds it to its selection and sends it, until no key of
-its letters is held. It ends before that, and leaves the operation unfinished, when
+Where workers keep order, messages that are in the queue before the copies of a key's letters are parked behind them. A
+redrive *until its keys are free* goes on with those: round by round, it adds them to its selection and sends them,
+until no key of its letters is held. It ends earlier, and leaves the operation unfinished, when
 
-- each key that is held is *stuck*: what waits first there has failed again, or could not be sent, and takes a person;
-- its time is over: no worker processes the copies, or messages of the key come so densely that one more is always
-  parked before the last copy is processed. No order is lost by that, and each message is run, at its second delivery;
-  it takes a pause of the producer to free such a key.
+- every key that is still held is *stuck*: the first waiting letter has failed again or could not be sent, and takes a
+  person;
+- its time is over: no worker processes the copies, or messages of the key arrive so fast that another is always parked
+  before the last copy is processed. No order is lost, and each message runs at its second delivery; to free such a key,
+  its producer has to pause.
 """
 
 import json
@@ -58,17 +59,17 @@ from txbox.text import storable
 __all__ = ["LetterOperations"]
 
 LEAST_PER_SECOND = 0.001
-"""A letter in a quarter of an hour."""
+"""One letter in about a quarter of an hour."""
 
 FOLLOW_SECONDS = 0.2
-"""Between two looks at what was parked behind the letters of an operation, at least."""
+"""The shortest pause between two looks at what was parked behind an operation's letters."""
 
 
 class LetterOperations:
     """Redrives and discards of many dead letters of a database."""
 
     def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
-        """Name where the tables are.
+        """Name the engine and the tables.
 
         Args:
             engine: where to open the short transactions.
@@ -82,9 +83,9 @@ class LetterOperations:
         self._order = OrderStatements.load(schema, prefix)
 
     def counts(self, which: LetterFilter, *, expired: bool = False) -> "list[LetterCount]":
-        """Return how many letters a filter means now, by subscriber and reason; nothing is selected.
+        """Return how many letters a filter matches now, by subscriber and reason. This selects nothing.
 
-        ``expired`` is as for ``select``: without it, those that were parked as expired keep what is behind them.
+        ``expired`` is as for ``select``: without it, letters parked as expired hold back what is behind them.
         """
         parameters = {**which.parameters(), "all": False, "expired": expired}
         with short_transaction(self._engine) as connection, filtered(connection, self._statements, which) as adapted:
@@ -95,16 +96,16 @@ class LetterOperations:
             ]
 
     def passed_over(self, which: LetterFilter, *, redriven: bool = False) -> int:
-        """Return of how many letters the filter's JSON path cannot be asked, as Postgres cannot read them as JSON.
+        """Return how many letters the filter's JSON path cannot check, because Postgres cannot read their bodies.
 
-        They are not JSON, nested too deeply for the server, or have a ``\\u0000``. Without a JSON path there are none.
+        They are not JSON, are nested too deeply for the server, or have a ``\\u0000``. Without a JSON path, return 0.
 
         Args:
-            which: of the letters; what it says beside the path holds of those that are counted.
-            redriven: also those that do not wait, as in ``DeadLetters.list``.
+            which: the filter; its other conditions hold for the letters counted.
+            redriven: also count those that do not wait, as in ``DeadLetters.list``.
 
         Raises:
-            InvalidConfiguration: the filter's JSON path is none.
+            InvalidConfiguration: the filter's JSON path is not valid.
         """
         if which.json_path is None:
             return 0
@@ -124,24 +125,24 @@ class LetterOperations:
         expired: bool = False,
         until_free_seconds: float | None = None,
     ) -> LetterOperation | None:
-        """Keep which letters a filter means now, and what is to be done with them; ``carry_out`` does it.
+        """Record which letters a filter matches now and what to do with them; ``carry_out`` does it.
 
         Args:
-            which: of the letters.
+            which: the filter.
             kind: redrive or discard.
             by: who asks for it.
-            note: why; a discard takes one.
-            queue_url: kept for ``send``: another queue than the letters' own.
-            per_second: letters at most; None: as fast as they go.
+            note: why; required for a discard.
+            queue_url: kept for ``send``: a queue other than the letters' own.
+            per_second: letters per second, at most; None: no limit.
             expired: also redrive letters that were parked as expired; see ``DeadLetters.redrive``.
-            until_free_seconds: go on with what is parked behind the letters meanwhile, until their keys are free; for
-                so long at most, each time that it is carried out. None: the selection alone.
+            until_free_seconds: go on with what is parked behind the letters in the meantime, until their keys are free,
+                for at most so many seconds each time it is carried out. None: only the selection.
 
         Returns:
-            The operation; None if there are no such letters, and then nothing is kept.
+            The operation; None if no letter matches, and then nothing is recorded.
 
         Raises:
-            InvalidConfiguration: the filter's JSON path is none, or a discard has no note.
+            InvalidConfiguration: the filter's JSON path is not valid, or a discard has no note.
         """
         if kind is OperationKind.DISCARD and not (note or "").strip():
             raise InvalidConfiguration("to discard dead letters takes a note that says why")
@@ -179,25 +180,25 @@ class LetterOperations:
         report: Callable[[LetterResult], object] = lambda _: None,
         pause: Callable[[float], bool | None] = time.sleep,
     ) -> LetterOperation:
-        """Do what an operation asks for with its letters that are left or have failed, in order of their numbers.
+        """Carry out an operation on its letters that are left or have failed, in order of their numbers.
 
-        Letters of a relay are put into the outbox again. A letter that waits behind another of its key (workers with
-        ``ordered=True``) is redriven after that one if the operation has both; otherwise it has failed.
+        Letters of a relay go back into the outbox. With ``ordered=True`` workers, a letter that waits behind another of
+        its key is redriven after that one if the operation has both; otherwise it fails.
 
         Args:
             operation_id: its number.
-            send: gives a letter back to its source, as for ``DeadLetters.redrive``; what it raises is that letter's
-                outcome. Not needed for a discard, nor for letters of a relay.
-            by: who does it; None: who has asked for it.
-            per_second: letters at most; None: as it was selected. There is no burst after a pause.
-            report: called with what became of each letter, after it was committed.
-            pause: waits so many seconds, 0 if there is nothing to wait for; true: end here.
+            send: gives a letter back to its source, as for ``DeadLetters.redrive``; what it raises becomes that
+                letter's outcome. Not needed for a discard, nor for letters of a relay.
+            by: who carries it out; None: who asked for it.
+            per_second: letters per second, at most; None: as selected. There is no burst after a pause.
+            report: called with each letter's result, after its commit.
+            pause: waits so many seconds, 0 if there is nothing to wait for; returns true to end here.
 
         Returns:
-            The operation as it stands: unfinished if it was ended, or letters have failed.
+            The operation as it stands: unfinished if it was ended early or letters failed.
 
         Raises:
-            OperationNotFound: there is none of that number.
+            OperationNotFound: no operation has that number.
             SQLAlchemyError: the database cannot be used. What was committed stands; the rest is left.
         """
         operation = self.get(operation_id)
@@ -218,7 +219,7 @@ class LetterOperations:
                 wait = max(0.0, due - time.monotonic()) if per_second and self._is_left(operation_id, after) else 0.0
             elif until_free_seconds is None or begun >= started + until_free_seconds or not self._follow(operation_id):
                 break
-            else:  # a large selection is looked at less often
+            else:  # the larger the selection, the longer the pause between looks
                 now = time.monotonic()
                 wait, after = max(FOLLOW_SECONDS, 4 * (now - begun), due - now), 0
         if until_free_seconds is None or not self.held_keys(operation_id):
@@ -227,7 +228,7 @@ class LetterOperations:
         return self.get(operation_id)
 
     def held_keys(self, operation_id: int) -> "list[HeldKey]":
-        """Return the keys of an operation's letters that are held now; none: they are free."""
+        """Return the keys of an operation's letters that are held now; empty if all are free."""
         with short_transaction(self._engine) as connection:
             return self._held_keys(connection, operation_id)
 
@@ -236,13 +237,13 @@ class LetterOperations:
         return [HeldKey(*row) for row in found]
 
     def _follow(self, operation_id: int) -> bool:
-        """Select what was parked behind an operation's letters since; return whether its keys may become free yet."""
+        """Select what was parked behind an operation's letters since. Return whether its keys may still become free."""
         with short_transaction(self._engine) as connection:
             connection.exec_driver_sql(self._order.follow, {"operation_id": operation_id})
             return any(not held.stuck for held in self._held_keys(connection, operation_id))
 
     def list(self, *, unfinished: bool = False, limit: int = 100) -> "list[LetterOperation]":
-        """Return the operations, the last first; ``unfinished``: only those that are not done."""
+        """Return the operations, newest first; ``unfinished``: only those that are not done."""
         parameters = {"operation_id": None, "unfinished": unfinished, "page": limit}
         with short_transaction(self._engine) as connection:
             check_table(connection, self._statements.tables.dead_letter_operation)
@@ -252,7 +253,7 @@ class LetterOperations:
             ]
 
     def get(self, operation_id: int) -> LetterOperation:
-        """Return one operation; raises ``OperationNotFound`` if there is none of that number."""
+        """Return one operation; raise ``OperationNotFound`` if no operation has that number."""
         with short_transaction(self._engine) as connection:
             check_table(connection, self._statements.tables.dead_letter_operation)
             return self._read(connection, operation_id)
@@ -265,7 +266,7 @@ class LetterOperations:
         return operation_from(row)
 
     def _work_of(self, operation: LetterOperation, send: Callable[[DeadLetter], None] | None, by: str) -> "_Work":
-        """Return what is done with one letter, in the transaction that keeps its outcome."""
+        """Return the function that handles one letter, in the transaction that records its outcome."""
         if operation.kind is OperationKind.DISCARD:
             note, named = operation.note or "", "numbers" in operation.filter
 
@@ -301,7 +302,7 @@ class LetterOperations:
         return redrive
 
     def _is_left(self, operation_id: int, after: int) -> bool:
-        """Whether there is a letter to wait for, at a pace."""
+        """Whether a letter is left, so that the pace has to wait for it."""
         with short_transaction(self._engine) as connection:
             wanted = {"operation_id": operation_id, "after": after}
             return connection.exec_driver_sql(self._statements.next_selected, wanted).first() is not None
@@ -329,7 +330,7 @@ class LetterOperations:
         except _NotSent as error:
             why = error.__cause__
             result = LetterResult(number, LetterOutcome.FAILED, f"dead letter {number} was not sent: {why}")
-        # The transaction of the send was rolled back.
+        # The transaction of the send was rolled back, so the outcome takes another one.
         with short_transaction(self._engine) as connection:
             self._record(connection, operation_id, result)
         return _Step(result, done_up_to)
@@ -346,7 +347,7 @@ class LetterOperations:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What became of a letter, and up to which number the letters of its operation are done."""
+    """A letter's result, and the number up to which the operation's letters are done."""
 
     result: LetterResult
     after: int
@@ -367,7 +368,7 @@ def _try(work: _Work, connection: Connection, number: int) -> LetterResult:
 
 
 def _refused(number: int, error: LetterNotFound | OutOfOrder) -> LetterResult:
-    """Return what became of a letter that was refused; nothing of it was changed."""
+    """Return the result of a letter that was refused; nothing of it was changed."""
     if isinstance(error, OutOfOrder):
         return LetterResult(number, LetterOutcome.FAILED, str(error))
     return LetterResult(number, LetterOutcome.PROCESSED if error.processed else LetterOutcome.GONE, str(error))

@@ -1,7 +1,7 @@
-"""The order of a key over its dead letters: with ``ordered=True``, nothing of a key overtakes one that is parked.
+"""The order of a key across its dead letters: with ``ordered=True``, no message of a key overtakes a parked one.
 
-A key is a message's FIFO group, or else its ``key`` header. A letter *holds* its key from its parking on, until its
-message is processed, by whatever way, or the letter is discarded. A message of a key that is held is not run::
+A key is a message's FIFO group, or else its ``key`` header. A letter *holds* its key from when it is parked until its
+message is processed, in whatever way, or the letter is discarded. A message of a held key does not run::
 
     m1 fails for the last time ── parked: holds the key
     m2 ── records ── the key is held by m1 ── ROLLBACK ── parked behind m1
@@ -10,33 +10,32 @@ message is processed, by whatever way, or the letter is discarded. A message of 
     copy of m1 ── the first of its key: runs ── COMMIT takes its place away
     copy of m2 ── the first of its key: runs
 
-A place is the number of the first letter that a message had, so a message that fails once more comes before those that
-were parked behind it::
+A place is the number of the message's first letter. So a message that fails once more still comes before those
+that were parked behind it::
 
     copy of m1 fails for the last time ── parked anew, under a new number, with m1's place
     copy of m2 ── m1 waits before it ── parked anew, with m2's place
 
-A copy that comes before those sent before it, as a standard queue may deliver it, is handed back, and comes again.
+A copy that arrives before those sent earlier, as a standard queue may deliver it, is handed back, and comes again.
 
-The question is asked after the message is recorded, in the same transaction, whose snapshot is younger than the
-transaction's begin at every isolation level. So what holds is: **a message whose transaction begins after a letter of
-its key was committed is not run.** In a FIFO group that is every later one, as the broker hands it out after the ack,
-which comes after the commit. Where two workers have the same messages of a group (a visibility has ended), the primary
+The check runs after the message is recorded, in the same transaction, with a snapshot no older than the transaction's
+begin at every isolation level. So this holds: **a message does not run if its transaction begins after a letter of its
+key was committed.** In a FIFO group that covers every later message, as the broker hands it out after the ack, which
+comes after the commit. If two workers have the same messages of a group (a visibility timeout has expired), the primary
 key of the inbox orders them::
 
     A parks m1 ─────────── commits
          B has m1 and m2: records m1 … waits for A ── asks: the key is held          (READ COMMITTED: a new snapshot)
                                                    ── 40001: B begins again          (REPEATABLE READ, SERIALIZABLE)
 
-Messages of a key in a standard queue are run side by side and in any order. There, one whose transaction had begun
-before the letter was committed may commit after it; no lock is taken for it, because no order was broken that had been
-there.
+Messages of a key in a standard queue run side by side and in any order. There, a message whose transaction began before
+the letter was committed may commit after it. We take no lock for that, because it breaks no order that existed.
 
-A redrive marks a letter in the transaction that sends its copy, which is done last, so a letter seen from outside waits
-until its copy is on its way. It holds its key all the time: a newer message that is recorded between the two is parked.
+A redrive marks a letter in the transaction that sends its copy, and the send comes last, so others see the letter wait
+until its copy is on its way. It holds its key all that time: a newer message that is recorded in between is parked.
 
-Where the inbox forgets, the processed message of a redriven letter may be forgotten before the letter was seen to be
-done (a bulk load has processed it). So a letter that was redriven before the subscriber's horizon holds nothing.
+Where the inbox forgets, it may forget the processed message of a redriven letter before anyone saw that the letter was
+done (for example, if a bulk load processed it). So a letter redriven before the subscriber's horizon holds nothing.
 """
 
 import hashlib
@@ -54,15 +53,15 @@ from txbox.text import storable
 __all__ = ["HeldKeys", "KeyHeld", "OrderStatements", "ids_of", "order_key"]
 
 MAX_KEY_BYTES = 1_000
-"""In UTF-8. A longer key is kept as its SHA-256: it is a part of an index."""
+"""In UTF-8. A longer key is kept as its SHA-256, because the key is part of an index."""
 
 
 class KeyHeld(Exception):
-    """A message is not to be run now: a dead letter before it holds its key.
+    """A message must not run now: an earlier dead letter holds its key.
 
     Attributes:
-        is_copy: it is the copy of a letter, and those before it are on their way, too; another delivery may find them
-            processed. Otherwise it is to be parked.
+        is_copy: the message is the copy of a letter, and the copies of earlier letters are on their way, so another
+            delivery may find those processed. Otherwise the message has to be parked.
     """
 
     def __init__(self, order_key: str, dead_letter_id: int, *, is_copy: bool) -> None:
@@ -74,8 +73,6 @@ class KeyHeld(Exception):
 
 
 class OrderStatements(SqlFile, file="order.sql"):
-    """The statements of ``order.sql``."""
-
     heads: str
     place_of: str
     give_up_places: str
@@ -88,30 +85,29 @@ class OrderStatements(SqlFile, file="order.sql"):
 
 
 class HeldKeys:
-    """Which keys of one subscriber are held; each method works in the transaction that has recorded the messages."""
+    """Which keys of one subscriber are held. Each method works in the transaction that recorded the messages."""
 
     def __init__(self, subscriber_id: str, *, schema: str | None = None, prefix: str = "") -> None:
-        """Name the subscriber, and where the tables are: as for its inbox."""
         self._subscriber_id = subscriber_id
         self._statements = OrderStatements.load(schema, prefix)
 
     def check(self, connection: Connection) -> None:
-        """Check that the tables are there, and of this version; raises ``SchemaMissing`` if they are not."""
+        """Raise ``SchemaMissing`` unless the tables exist in this version."""
         check_table(connection, self._statements.tables.dead_letter)
         check_table(connection, self._statements.tables.inbox_horizon)
 
     def require_free(self, connection: Connection, order_keys: Collection[str]) -> None:
-        """Raise ``KeyHeld`` if one of these keys is held, by whatever letter; one statement for all of them."""
+        """Raise ``KeyHeld`` if any letter holds one of these keys; one statement for all of them."""
         for key, dead_letter_id, _ in self._heads(connection, order_keys):
             raise KeyHeld(key, dead_letter_id, is_copy=False)
 
     def enter(self, connection: Connection, key: str, message_id: str, headers: Mapping[str, str]) -> None:
-        """Let a message go on if no letter before it holds its key.
+        """Return if no earlier letter holds the message's key.
 
-        If it is the copy of the key's first letter, that one gives up its place in this transaction.
+        If the message is the copy of the key's first letter, that letter gives up its place in this transaction.
 
         Raises:
-            KeyHeld: it must not be run; roll back.
+            KeyHeld: the message must not run; roll back.
         """
         heads = self._heads(connection, [key])
         if not heads:
@@ -131,11 +127,11 @@ class HeldKeys:
 
 
 def order_key(group: str | None, headers: Mapping[str, str]) -> str | None:
-    """Return the key whose order a message keeps, in a form that an index can hold; None: it keeps none.
+    """Return the key whose order a message keeps, in a form that fits an index; None if it keeps none.
 
     Args:
         group: the message's FIFO group; None where there is no order.
-        headers: the message's.
+        headers: the message's headers.
     """
     key = group or headers.get(HEADER_KEY) or headers.get(HEADER_EVENTBRIDGE_KEY)
     if not key:
@@ -146,6 +142,6 @@ def order_key(group: str | None, headers: Mapping[str, str]) -> str | None:
 
 
 def ids_of(message_id: str, headers: Mapping[str, str]) -> list[str]:
-    """Return the ids under which a message's letters may be: its own, and the one it had before it could be read."""
+    """Return the ids a message's letters may have: its own, and the one it had before it could be read."""
     first = headers.get(HEADER_FIRST_DELIVERY_ID)
     return [message_id] if first is None else [message_id, storable(first)]

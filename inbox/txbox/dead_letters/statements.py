@@ -5,8 +5,6 @@ from txbox.postgres.sql_files import SqlFile
 
 
 class DeadLetterStatements(SqlFile, file="dead_letters.sql", fragments_of=OrderStatements):
-    """The statements for dead letters in one schema, under one prefix."""
-
     park: str
     mark_parked: str
     mark_expired: str

@@ -1,8 +1,8 @@
-"""The types of fields, and which values each takes. The same rules hold for workers, for Lambda and for Spark.
+"""The types of fields, and which values each accepts. The same rules hold for workers, for Lambda and for Spark.
 
-A rule is about the text of a value: of a string its characters, of anything else its JSON as it is written. So ``12``
-and ``"12"`` are the same bigint. What a rule takes, Postgres takes too, under any setting; and a rule is a pattern that
-Python and Java read alike, and a range. Postgres itself takes more, as it guesses: none of that is taken here.
+A rule applies to a value's text: a string's characters, or anything else's JSON as written. So ``12`` and ``"12"`` are
+the same bigint. Whatever a rule accepts, Postgres accepts too, under any setting. A rule is a range and a pattern that
+Python and Java read alike. Postgres itself accepts more, because it guesses; we accept none of that.
 """
 
 import json
@@ -15,10 +15,10 @@ from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
 from txbox.errors import InvalidConfiguration
 
 MAX_DIGITS = 1_000
-"""Characters of a number at most; Spark reads no longer ones."""
+"""How many characters a number may have; Spark reads no longer ones."""
 
 MAX_PRECISION = 38
-"""Digits of ``numeric(precision, scale)`` at most, as in Spark."""
+"""The most digits of ``numeric(precision, scale)``, as in Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class FieldType:
 
     Attributes:
         name: the type in Postgres.
-        pattern: what the whole text of a value matches, in an expression that Python and Java read alike; None: all.
-        whole_numbers: the range of whole numbers, both ends included; None: the type is another one.
+        pattern: matches a value's whole text, in a syntax that Python and Java read alike; None: any text.
+        whole_numbers: the range of whole numbers, both ends included; None: not a whole-number type.
         precision, scale: of ``numeric``, where it has them.
-        quoted: whether values are written in quotes within an array.
+        quoted: whether values are quoted within an array.
     """
 
     name: str
@@ -46,7 +46,7 @@ class FieldType:
         return self.name.partition("(")[0]
 
     def checker(self) -> Callable[[str], bool]:
-        """Return what says whether the type takes a text."""
+        """Return a function that tells whether the type accepts a text."""
         if self.pattern is None:
             return _CHECKS[self.kind]
         matches = re.compile(self.pattern, re.ASCII).fullmatch
@@ -65,10 +65,10 @@ class FieldType:
 
 
 def field_type(written: str) -> FieldType:
-    """Return the type of a name as Postgres has it, or Spark where that is as clear.
+    """Return the type of a name as Postgres has it, or as Spark has it where that is unambiguous.
 
     Raises:
-        InvalidConfiguration: there is no such type of fields.
+        InvalidConfiguration: no field type has that name.
     """
     plain = " ".join(written.lower().split())
     if (found := _NUMERIC.fullmatch(plain)) is not None:
@@ -93,7 +93,7 @@ def field_type(written: str) -> FieldType:
 
 
 def _fits(text: str, precision: int, scale: int) -> bool:
-    """Whether a number has its place in ``numeric(precision, scale)``, rounded as Postgres and Spark do."""
+    """Whether a number fits ``numeric(precision, scale)``, rounded as Postgres and Spark round it."""
     number = Decimal(text)
     if number.is_zero():
         return True
@@ -108,7 +108,7 @@ def _fits(text: str, precision: int, scale: int) -> bool:
 
 
 def _is_double(text: str) -> bool:
-    """Whether a number is neither beyond the largest double nor taken for 0; Postgres refuses both."""
+    """Whether a number neither exceeds the largest double nor rounds to 0; Postgres refuses both."""
     number = float(text)
     return abs(number) != float("inf") and (number != 0 or not _NOT_ZERO.search(text.lower().partition("e")[0]))
 
@@ -118,7 +118,7 @@ def _is_text(text: str) -> bool:
 
 
 def _is_jsonb(text: str) -> bool:
-    """Whether Postgres can keep a text as jsonb, and every reader understands the same by it: no name comes twice."""
+    """Whether Postgres can keep a text as jsonb, and every reader gets the same: no name occurs twice."""
     try:
         _STRICT.decode(text)
     except (ValueError, RecursionError):
@@ -132,7 +132,7 @@ def _unique_names(pairs: list[tuple[str, object]]) -> None:
 
 
 def refuse_constant(name: str) -> None:
-    """Refuse NaN and Infinity, which are no JSON."""
+    """Refuse NaN and Infinity, which are not JSON."""
     raise ValueError(f"{name} is not JSON")
 
 
@@ -155,7 +155,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 BAD_ESCAPES = rf"(?<!\\)(?:\\\\)*(?:\\u0000|{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})"
-"""In JSON: an escape that Postgres cannot keep: NUL, or one half of a pair without the other."""
+"""Matches an escape in JSON that Postgres cannot keep: NUL, or half of a surrogate pair."""
 
 _BAD_ESCAPES = re.compile(BAD_ESCAPES)
 _STRICT = json.JSONDecoder(object_pairs_hook=_unique_names, parse_constant=refuse_constant)

@@ -1,11 +1,11 @@
-"""Fields: the columns of ``fresh_event``, and where in a message each one's value is.
+"""Fields: the columns of ``fresh_event``, and where in a message each column's value is.
 
-In Python they are a mapping, on the command line one text; both say the same::
+In Python they are a mapping, on the command line one text. These two are the same::
 
     {"customer_id": "text at /customer/id not null", "cents": "bigint", "currency": Field("text", default="EUR")}
     customer_id text at /customer/id not null, cents bigint, currency text default 'EUR'
 
-A value is found by a JSON Pointer (RFC 6901), of object members only; without one it is the member of the field's name.
+A JSON Pointer (RFC 6901) of object members only locates a value; without one, it is the member of the field's name.
 """
 
 import re
@@ -16,7 +16,7 @@ from txbox.effects.field_types import FieldType, field_type
 from txbox.errors import InvalidConfiguration
 
 MAX_NAME_BYTES = 63
-"""What Postgres keeps of a name."""
+"""How much of a name Postgres keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Field:
     """One column of ``fresh_event``.
 
     Attributes:
-        type: its type: text, smallint, integer, bigint, numeric, numeric(precision, scale), double precision, boolean,
-            date, timestamptz, timestamp without time zone, uuid or jsonb.
+        type: text, smallint, integer, bigint, numeric, numeric(precision, scale), double precision, boolean, date,
+            timestamptz, timestamp without time zone, uuid or jsonb.
         at: the JSON Pointer to its value, such as ``/customer/id``; None: the member of the field's name.
         default: the value where the message has none, or null; None: null.
-        required: refuse a message that has none, or null.
+        required: refuse a message that has no value, or null.
 
     Raises:
         InvalidConfiguration: when made, if something cannot work.
@@ -52,17 +52,17 @@ class Field:
             raise InvalidConfiguration("a field is required, or has a default, and not both")
 
     def path(self, name: str) -> tuple[str, ...]:
-        """Return the names of the members that lead to its value."""
+        """Return the names of the members that lead to the value."""
         if self.at is None:
             return (name,)
         return tuple(part.replace("~1", "/").replace("~0", "~") for part in self.at.split("/")[1:])
 
 
 def read_fields(fields: Mapping[str, Field | str] | str) -> dict[str, Field]:
-    """Return fields by name, whichever way they were written.
+    """Return the fields by name, however they are written.
 
     Raises:
-        InvalidConfiguration: they cannot be read, or Postgres has no columns of these names.
+        InvalidConfiguration: they cannot be read, or Postgres cannot have columns of these names.
     """
     given = _read_text(fields) if isinstance(fields, str) else dict(fields)
     read: dict[str, Field] = {}
@@ -85,7 +85,7 @@ def _require_name(name: str) -> None:
 
 
 def _read_text(text: str) -> dict[str, str]:
-    """Take a text apart at its commas: names, each with its definition."""
+    """Split a text at its commas into names, each with its definition."""
     found: dict[str, str] = {}
     for part in _PART.findall(text):
         if not part.strip():

@@ -1,4 +1,4 @@
-"""Rows: what the fields of an effect say of a message's body, or why it cannot be read."""
+"""Rows: the values of an effect's fields in a message's body, or why the body cannot be read."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,22 +11,20 @@ from txbox.errors import MalformedMessage
 from txbox.messages.message import Message
 
 Row = tuple[str | None, ...]
-"""The text of each field's value, as its type takes it; None: null."""
+"""The text of each field's value, as its type accepts it; None: null."""
 
 
 class RowReader:
-    """Reads the rows of messages."""
-
     def __init__(self, fields: Mapping[str, Field]) -> None:
-        """Prepare for fields, given by name; the order of values in a row is theirs."""
+        """Take the fields by name; a row's values are in their order."""
         self._readers = [_field_reader(name, one) for name, one in fields.items()]
 
     def read(self, message: Message) -> Row:
         """Return the row of a message.
 
         Raises:
-            MalformedMessage: the body is not one JSON object in UTF-8, or a value is not of its field's type. The
-                message names the field, and not the value.
+            MalformedMessage: the body is not one JSON object in UTF-8, or a value does not fit its field's type. The
+                text names the field, not the value.
         """
         try:
             text = message.body.decode()
@@ -45,9 +43,9 @@ class RowReader:
 
 
 def _parsed(text: str) -> Any:
-    """Return the document that a text is; what ``JSONDecoder.decode`` returns and raises, in half of its time.
+    """Return what ``JSONDecoder.decode`` returns, or raise what it raises, in half the time.
 
-    That one looks for blanks before and behind by two regular expressions, for each message.
+    That method searches for leading and trailing blanks with two regular expressions, for each message.
     """
     if text[:1] == "{":
         document, end = _DECODER.raw_decode(text)
@@ -57,7 +55,7 @@ def _parsed(text: str) -> Any:
 
 
 class _Unfit(Exception):
-    """A value is not of its field's type."""
+    """A value does not fit its field's type."""
 
 
 def _field_reader(name: str, one: Field) -> Callable[[dict[str, Any], str], str | None]:
@@ -94,13 +92,13 @@ def _field_reader(name: str, one: Field) -> Callable[[dict[str, Any], str], str 
 
 
 class _Number(str):
-    """A number with a fraction or an exponent, as it is written."""
+    """A number with a fraction or an exponent, as written."""
 
     __slots__ = ()
 
 
 def _written(value: Any, text: str, path: tuple[str, ...], of: FieldType) -> str:
-    """Return a value's JSON as it is written in the text."""
+    """Return a value's JSON as written in the text."""
     if type(value) is _Number:
         return str(value)
     if value is True:
@@ -116,7 +114,7 @@ def _written(value: Any, text: str, path: tuple[str, ...], of: FieldType) -> str
 
 
 def _member(text: str, start: int, wanted: str) -> tuple[int, int]:
-    """Return where the value of a member of an object is written: of the last one, if there are several."""
+    """Return where the value of an object's member is written; of several with one name, the last."""
     found = (start, start)
     at = _skip(text, text.index("{", start) + 1)
     while text[at] != "}":

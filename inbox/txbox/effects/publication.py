@@ -1,11 +1,11 @@
-"""Publication: the rows that an effect's last statement returns, as messages for the outbox, in the same transaction.
+"""Publication: an effect's last statement returns rows, which go into the outbox as messages in the same transaction.
 
 ::
 
     INSERT INTO account … SELECT … FROM fresh_event … RETURNING customer_id AS key, jsonb_build_object(…) AS body
                                                                  └─ one message for each row
 
-What a column says is in its name, so their order is free: see ``COLUMNS``.
+Columns are identified by name, so their order is free: see ``COLUMNS``.
 """
 
 import json
@@ -33,21 +33,21 @@ COLUMNS = {
     "message_id": ("text", "varchar", "uuid", "int2", "int4", "int8"),
     "delay": ("interval", "int2", "int4", "int8", "numeric", "float4", "float8"),
 }
-"""The columns of messages, and the types that each may have; ``body`` is required. They are what ``Outgoing`` has."""
+"""The columns of messages, as in ``Outgoing``, and the types that each may have; ``body`` is required."""
 
 PUBLISHED_AT_ONCE = 10_000
-"""Messages in one statement, at most: a chunk of a bulk load may return a million."""
+"""The most messages in one statement; a chunk of a bulk load may return a million."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnedRows:
-    """What a statement has returned: values as the text that Postgres has sent.
+    """The rows that a statement returned, as the text that Postgres sent.
 
     Attributes:
-        columns: the name and the OID of the type of each column; none if it is a statement without a result.
+        columns: the name and the OID of the type of each column; empty for a statement without a result.
         rows: the values, in the order of the columns; None: null. They can be read once.
-        encoding: of the values.
-        driver: the connection that they come from, whose settings say how a span of time is written.
+        encoding: that of the values.
+        driver: the connection they come from; its settings say how an interval is written.
     """
 
     columns: Sequence[tuple[str, int]]
@@ -57,7 +57,7 @@ class ReturnedRows:
 
     @classmethod
     def of(cls, connection: Connection, result: Any) -> "ReturnedRows":
-        """Return what a result of libpq has; None is that of a statement without one."""
+        """Return the rows of a libpq result; None stands for a statement without one."""
         if result is None:
             return cls((), ())
         driver: Any = connection.connection.dbapi_connection
@@ -69,10 +69,10 @@ class ReturnedRows:
 
 
 class Publication:
-    """Where the messages of an effect go: the outbox that takes them, and their destination if they name none."""
+    """Where an effect's messages go: the outbox that takes them, and the destination of those that name none."""
 
     def __init__(self, outbox: Outbox, destination: str | None) -> None:
-        """Name them; ``destination`` as in ``Outgoing``, None: each row has one.
+        """Raise unless the arguments can work; ``destination`` is as in ``Outgoing``, None: each row names one.
 
         Raises:
             InvalidConfiguration: one of them cannot work.
@@ -94,17 +94,17 @@ class Publication:
 
         Raises:
             EffectFailed: the rows are not messages; the text names the column.
-            NotSendable, InvalidMessageId, InvalidConfiguration, SchemaMissing: as ``Outbox.publish``.
+            NotSendable, InvalidMessageId, InvalidConfiguration, SchemaMissing: as for ``Outbox.publish``.
         """
         messages = self.messages(returned)
         while some := list(islice(messages, PUBLISHED_AT_ONCE)):
             self.outbox.publish_many(connection, some)
 
     def messages(self, returned: ReturnedRows) -> Iterator[Outgoing]:
-        """Return the messages that rows are.
+        """Return the rows as messages.
 
         Raises:
-            EffectFailed: they are none.
+            EffectFailed: the rows are not messages.
         """
         self._check(returned)
         return (self._message(row, returned) for row in returned.rows)
@@ -160,7 +160,7 @@ def _read(name: str, type_: int, value: bytes, returned: ReturnedRows) -> object
 def _span(value: bytes, returned: ReturnedRows) -> timedelta:
     try:
         return IntervalLoader(_INTERVAL, returned.driver).load(value)
-    except (psycopg.Error, NotImplementedError) as error:  # of a style that psycopg does not know
+    except (psycopg.Error, NotImplementedError) as error:  # an interval style that psycopg does not know
         raise EffectFailed(
             f"its last statement returns a column delay that cannot be read: {error}; give seconds instead, "
             "extract(epoch FROM …)"

@@ -1,4 +1,4 @@
-"""The SQL effect: what messages do, as a script over ``fresh_event``; one file for workers, Lambda and bulk loads."""
+"""The SQL effect: a script over ``fresh_event`` says what messages do; one file for workers, Lambda and bulk loads."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from txbox.postgres.sqlstates import is_outage
 
 
 class SqlEffect:
-    """Statements of SQL that apply messages, given as the rows of the relation ``fresh_event``.
+    """SQL statements that apply messages, which they read as rows of the relation ``fresh_event``.
 
     ::
 
@@ -34,7 +34,7 @@ class SqlEffect:
         SqsWorker(queue_url, inbox=Inbox("billing"), engine=engine, effect=effect).run()
 
     ``fresh_event`` has a row for each message that is processed for the first time: ``message_id`` and the fields. The
-    statements are run for many messages at once, so they have to be right for one row as for a thousand.
+    statements run for many messages at once, so they must be right for one row as well as for a thousand.
 
     With an outbox, the rows that the last statement returns are published in the same transaction.
     """
@@ -53,10 +53,10 @@ class SqlEffect:
             path: the file, in UTF-8.
             fields: the columns of ``fresh_event`` beside ``message_id``, by name: each a ``Field``, or its definition
                 as text, ``"text at /customer/id not null"``; or all of them as one text, as for ``--fields``.
-            outbox: takes a message for each row that the last statement returns: ``body``, and, if they are wanted,
-                ``key``, ``destination``, ``headers`` (a JSON object of texts), ``message_id`` and ``delay`` (an
-                interval, or seconds). None: nothing is published, and what statements return is ignored.
-            destination: of messages whose row names none, as in ``Outgoing``.
+            outbox: takes a message for each row that the last statement returns: ``body`` and, optionally, ``key``,
+                ``destination``, ``headers`` (a JSON object of texts), ``message_id`` and ``delay`` (an interval, or
+                seconds). None: nothing is published, and what statements return is ignored.
+            destination: for messages whose row names none, as in ``Outgoing``.
 
         Raises:
             InvalidConfiguration: the file cannot be read, or something in it or in the fields cannot work.
@@ -76,7 +76,7 @@ class SqlEffect:
         outbox: Outbox | None = None,
         destination: str | None = None,
     ) -> Self:
-        """Make one of statements that are not in a file; arguments and errors are as for a file's."""
+        """Return an effect of statements that are not in a file; arguments and errors are as for a file's."""
         return cls._make(script, fields, "the statements", outbox, destination)
 
     @classmethod
@@ -131,13 +131,13 @@ class SqlEffect:
         return self._publication is not None
 
     def check(self, connection: Connection) -> None:
-        """Check that it can work over this connection: statements and tables fit, and it can publish, if it does.
+        """Raise unless the statements fit the tables on this connection, and the effect can publish if it has to.
 
         Statements that need a temporary table are not checked: they may create what others name.
 
         Raises:
             EffectFailed: the server refuses a statement, such as one that names a table that does not exist.
-            NotInTransaction, SchemaMissing: as ``Outbox.check``.
+            NotInTransaction, SchemaMissing: as for ``Outbox.check``.
         """
         for number, step in enumerate([] if self.creates_table else self._steps):
             try:
@@ -154,12 +154,12 @@ class SqlEffect:
         """Return a message's row.
 
         Raises:
-            MalformedMessage: the body is not one JSON object in UTF-8, or a value is not of its field's type.
+            MalformedMessage: the body is not one JSON object in UTF-8, or a value does not fit its field's type.
         """
         return self._rows.read(message)
 
     def steps(self, message_ids: Sequence[str], rows: Sequence[Row]) -> list[Step]:
-        """Return what applies messages, given by ids and rows in one order, in the transaction that records them."""
+        """Return the steps that apply messages, in the transaction that records them; ids and rows have one order."""
         columns: list[tuple[str | None, ...]] = list(zip(*rows, strict=True))
         values = [array_literal(message_ids).encode()]
         values += [
@@ -168,15 +168,15 @@ class SqlEffect:
         return [Step(one.statement, values if one.takes_rows else ()) for one in self._steps]
 
     def publish(self, connection: Connection, result: Any) -> None:
-        """Publish the rows that the last of its steps has returned, in the transaction in which it was run.
+        """Publish the rows that the last step returned, in the transaction in which it ran.
 
         Args:
-            connection: the one that it was run on.
-            result: that step's, as libpq has it; None, if it has none.
+            connection: the one on which it ran.
+            result: that step's libpq result; None if it has none.
 
         Raises:
             EffectFailed: the rows are not messages; the text names the column.
-            NotSendable, InvalidMessageId, InvalidConfiguration, SchemaMissing: as ``Outbox.publish``.
+            NotSendable, InvalidMessageId, InvalidConfiguration, SchemaMissing: as for ``Outbox.publish``.
         """
         if self._publication is None:
             return
@@ -186,23 +186,23 @@ class SqlEffect:
             raise EffectFailed(f"{self.name}: {error}") from error.__cause__
 
     def apply_table(self, connection: Connection) -> None:
-        """Apply and publish the rows of ``fresh_event`` where that is a table already, as in a bulk load.
+        """Apply and publish the rows of ``fresh_event`` where it is a table already, as in a bulk load.
 
         Raises:
-            sqlalchemy.exc.DBAPIError: a statement has failed; ``line_on_table`` says where.
-            EffectFailed, NotSendable, InvalidMessageId, InvalidConfiguration, SchemaMissing: as ``publish``.
+            sqlalchemy.exc.DBAPIError: a statement failed; ``line_on_table`` says where.
+            EffectFailed, NotSendable, InvalidMessageId, InvalidConfiguration, SchemaMissing: as for ``publish``.
         """
         for step in self._on_table:
             done = connection.exec_driver_sql(step.statement.text.decode().replace("%", "%%"))
         self.publish(connection, done.cursor.pgresult if done.returns_rows else None)
 
     def line_on_table(self, error: psycopg.Error) -> int | None:
-        """Return the line of the script in which ``apply_table`` has failed; None if that is not known."""
+        """Return the line of the script in which ``apply_table`` failed; None if it is not known."""
         lines = (self._line(step, error) for step in self._on_table)
         return next((line for line in lines if line is not None), None)
 
     def failed(self, number: int, error: psycopg.Error) -> EffectFailed:
-        """Return the error that says which of its steps has failed, and where."""
+        """Return the error that says which step failed, and where."""
         step = self._steps[number]
         diagnostic = error.diag
         if diagnostic.message_primary is None:
@@ -232,7 +232,7 @@ class SqlEffect:
         ]
 
     def _over_table(self, statements: Sequence[ScriptStatement]) -> "list[_EffectStep]":
-        """Return the script's steps where ``fresh_event`` is a table: one, unless the last statement's rows count."""
+        """Return the steps where ``fresh_event`` is a table: one, unless the last statement's rows are published."""
         if not self.publishes:
             return [_block(self.script)]
         last = statements[-1]
@@ -241,7 +241,7 @@ class SqlEffect:
 
 
 class _EffectStep:
-    """One step of an effect: its statement, whether it takes the rows, and where in the script its text comes from."""
+    """One step of an effect: its statement, whether it takes the rows, and where in the script its text starts."""
 
     __slots__ = ("is_block", "line", "statement", "takes_rows", "text")
 
@@ -249,7 +249,7 @@ class _EffectStep:
         self, statement: Statement, takes_rows: bool = False, line: int = 1, text: str = "", *, is_block: bool = False
     ) -> None:
         self.statement, self.takes_rows, self.line, self.text = statement, takes_rows, line, text
-        self.is_block = is_block  # the text is within a statement of ours
+        self.is_block = is_block  # the text is wrapped in a statement of ours
 
 
 def _block(script: str) -> _EffectStep:
@@ -263,7 +263,7 @@ def _publication(
         if destination is not None:
             raise InvalidConfiguration(f"{name}: a destination needs an outbox: SqlEffect(…, outbox=Outbox())")
         return None
-    # It is run by itself for its rows to be seen, without the block in which the server refuses COMMIT.
+    # To return its rows it runs by itself, outside the block in which the server refuses COMMIT.
     if not last.may_return_rows:
         raise InvalidConfiguration(
             f"{name}, line {last.line}: its last statement is {last.verb}, which returns no rows to publish; end it in "

@@ -1,7 +1,7 @@
-"""A script of SQL over ``fresh_event``: its statements, and how each gets to see that relation.
+"""A script of SQL over ``fresh_event``: its statements, and how each one sees that relation.
 
-Where it can, ``fresh_event`` is a common table expression over arrays, put in front of a statement: nothing is created,
-and the plan is kept. Statements that take none (DO, CALL, LOCK and so on) see a temporary table in its place.
+Where possible, ``fresh_event`` is a common table expression over arrays in front of a statement: nothing is created,
+and the plan is kept. Statements that allow none (DO, CALL, LOCK and so on) see a temporary table instead.
 """
 
 import re
@@ -13,13 +13,13 @@ from txbox.errors import InvalidConfiguration
 from txbox.postgres.sql import quote, unescaped
 
 FRESH_EVENT = "fresh_event"
-"""The relation with a row for each message that comes for the first time."""
+"""The relation with a row for each message that is first."""
 
 
 def with_rows(statement: str, fields: Mapping[str, Field]) -> str:
     """Return a statement with ``fresh_event`` as a common table expression in front; its parameters are arrays.
 
-    $1 has the ids, $2 and so on the values of the fields, in their order. The statement takes such an expression.
+    $1 holds the ids, $2 and up the values of the fields, in their order. The statement must allow such an expression.
     """
     names = ", ".join(["message_id", *(unescaped(quote(name)) for name in fields)])
     expression = f"{FRESH_EVENT} ({names}) AS ({_rows(fields)})"
@@ -30,13 +30,13 @@ def with_rows(statement: str, fields: Mapping[str, Field]) -> str:
 
 
 def create_table(fields: Mapping[str, Field]) -> str:
-    """Return what creates ``fresh_event`` as a table of the transaction."""
+    """Return the statement that creates ``fresh_event`` as a table of the transaction."""
     columns = "".join(f", {unescaped(quote(name))} {one.of.name}" for name, one in fields.items())
     return f'CREATE TEMPORARY TABLE {FRESH_EVENT} (message_id text COLLATE "C" NOT NULL{columns}) ON COMMIT DROP'
 
 
 def fill_table(fields: Mapping[str, Field]) -> str:
-    """Return what fills that table; the parameters are those of ``with_rows``."""
+    """Return the statement that fills that table; its parameters are those of ``with_rows``."""
     return f"INSERT INTO pg_temp.{FRESH_EVENT} {_rows(fields)}"
 
 
@@ -57,8 +57,8 @@ class ScriptStatement:
 
     Attributes:
         text: without the semicolon.
-        start: where in the script the text begins, in characters from 0.
-        line: of the script, from 1, in which the text begins.
+        start: where the text begins in the script, in characters from 0.
+        line: the line where the text begins in the script, from 1.
         verb: its first word, in capitals; empty if there is none.
         reads_events: whether it names ``fresh_event``.
         names_temporary: whether it names it as a temporary table.
@@ -73,17 +73,17 @@ class ScriptStatement:
 
     @property
     def takes_expression(self) -> bool:
-        """Whether a common table expression may be put in front of it; then it ends no transaction either."""
+        """Whether a common table expression may be put in front of it; such a statement cannot end a transaction."""
         return self.may_return_rows and not self.names_temporary
 
     @property
     def may_return_rows(self) -> bool:
-        """Whether it is of a kind that can return rows; none of that kind ends the transaction."""
+        """Whether it is of a kind that can return rows; no statement of that kind ends the transaction."""
         return self.verb in _TAKES_EXPRESSION
 
 
 def read_script(script: str) -> tuple[ScriptStatement, ...]:
-    """Take a script apart at its semicolons.
+    """Split a script at its semicolons.
 
     Raises:
         InvalidConfiguration: it has no statement, a quote or a comment that does not end, or parameters.
@@ -143,4 +143,4 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""Comments nest once; one that nests deeper is refused, as not closed."""
+"""Comments may nest once; deeper ones are refused as not closed."""

@@ -1,4 +1,4 @@
-"""Upserts: events that become rows of a table, or replace those with the same key, without a line of SQL.
+"""Upserts: events become rows of a table, or replace rows with the same key, without a line of SQL.
 
 ::
 
@@ -9,8 +9,8 @@
     WHERE target.updated_at IS NULL OR excluded.updated_at > target.updated_at
 
 ON CONFLICT refuses to change a row twice, hence DISTINCT ON, which compares as the key's index does. Rows are locked in
-the order of their keys, as workers should lock them. A cast is to the type without its length: a cast to ``varchar(3)``
-would cut a text off, and the INSERT itself refuses it. In the key, numbers and times are rounded as the INSERT does.
+the order of their keys, as workers should lock them. Casts are to the type without its length: a cast to ``varchar(3)``
+would truncate a text that the INSERT itself refuses. In the key, numbers and times are rounded as the INSERT rounds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,8 +29,6 @@ from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, sqlstate
 
 
 class TargetStatements(SqlFile, file="upsert_target.sql"):
-    """The statements of upsert_target.sql."""
-
     find_table: str
     read_columns: str
     read_keys: str
@@ -38,36 +36,32 @@ class TargetStatements(SqlFile, file="upsert_target.sql"):
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """One column of the table."""
-
     name: str
     type: str  # as in CREATE TABLE
-    type_without_length: str  # a cast to it cuts nothing off
-    compared_as: str  # the type in which a key has it; a cast to it cuts nothing off, and rounds as the column does
+    type_without_length: str  # a cast to it truncates nothing
+    compared_as: str  # the type of a key's value; a cast to it truncates nothing, and rounds as the column does
     is_text: bool
     is_domain: bool
     is_required: bool  # an INSERT must give it a value
-    is_generated: bool  # an INSERT must give it none
+    is_generated: bool  # an INSERT must not give it a value
 
 
 @dataclass(frozen=True, slots=True)
 class UpsertTarget:
-    """A table."""
-
     name: str  # with its schema, quoted
     columns: tuple[TargetColumn, ...]
     keys: tuple[tuple[str, ...], ...]  # the unique keys that ON CONFLICT can take
     primary_key: tuple[str, ...] | None  # if it is among them
     collations: Mapping[frozenset[str], Mapping[str, str]] = field(default_factory=dict)
-    """Of a key, by its columns: the collation, for SQL, of each one whose texts may be equal and not the same."""
-    nulls_differ: frozenset[frozenset[str]] = frozenset()  # keys in which a null is possible, and like no other
+    """By the columns of a key: for SQL, the collation of each one whose texts may be equal but not the same."""
+    nulls_differ: frozenset[frozenset[str]] = frozenset()  # keys that may hold nulls, each unlike any other
 
 
 def read_target(connection: Connection, table: str) -> UpsertTarget:
     """Read a table, named as in SQL, from the catalogue.
 
     Raises:
-        InvalidConfiguration: there is no such table, or it is none that takes an upsert.
+        InvalidConfiguration: there is no such table, or it cannot take an upsert.
         RightsMissing: this user may not insert, update or read any of its columns.
     """
     sql = TargetStatements.load()
@@ -103,7 +97,7 @@ def read_target(connection: Connection, table: str) -> UpsertTarget:
         keys.setdefault(tuple(of), is_primary)
         if of_nulls:
             nulls_differ.add(frozenset(of))
-        # ON CONFLICT takes all keys of these columns at once.
+        # ON CONFLICT uses all keys of these columns at once.
         collations.setdefault(frozenset(of), {}).update({one: by for one, by in zip(of, collated, strict=True) if by})
     primary = next((of for of, is_primary in keys.items() if is_primary), None)
     return UpsertTarget(name, columns, tuple(keys), primary, collations, frozenset(nulls_differ))
@@ -115,7 +109,7 @@ _NOT_A_NAME = ("42601", "42602", "0A000")
 
 
 MESSAGE_ID = "message_id"
-"""The column of ``fresh_event`` that is always there; it is written if the table has a column of that name."""
+"""A column that ``fresh_event`` always has; it is written if the table has a column of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,25 +121,25 @@ class Upsert:
         bulk_load(events, …, apply=Upsert("purchase", key=["order_id"], only_if_newer="updated_at"))
 
     The columns are those that the events and the table have in common, by name; values are cast to the columns' types.
-    An event is a whole row: a null, and a field that it lacks while other events of the load have it, is written as
-    null. A column that no event has stays as it is, or is its default.
+    An event is a whole row: a null is written as null, and so is a field that the event lacks while other events of the
+    load have it. A column that no event has stays as it is, or gets its default.
 
-    Keys are equal if they are in the table: after rounding to ``numeric(10,2)``, and by the collation of the key.
+    Keys are equal if they are equal in the table: after rounding to ``numeric(10,2)``, and by the key's collation.
 
-    Events come in no order. So with ``only_if_newer``, the newest one of a key wins, whatever comes when: of the same
-    time, the one that is merged first, and within one transaction the one with the greatest message id. Without it, the
-    one that is merged last wins, and within one transaction the one with the greatest message id.
+    Events come in no order. So with ``only_if_newer``, the newest event of a key wins, in whatever order they come; of
+    those with the same time, the one merged first, and within one transaction the one with the greatest message id.
+    Without it, the event merged last wins, and within one transaction the one with the greatest message id.
 
     Attributes:
         table: the table, named as in SQL: ``purchase``, ``shop.purchase``, ``"Shop"."Purchase"``.
         key: the columns of the primary key, or of another unique key. None: the primary key.
         only_if_newer: a column, such as the time of the last change: a row is replaced only if the event's value is
             greater, or the row has none.
-        ignore_columns: columns of the events that are not written. Others that the table lacks are an error, except
-            for the one that is the message id.
-        fields: in place of the events' columns: fields as of a ``SqlEffect``, by which events are judged as a worker
-            judges them.
-        typed_fields: the same, as they are read.
+        ignore_columns: columns of the events that are not written. Any other column that the table lacks is an error,
+            except the message id.
+        fields: fields as of a ``SqlEffect``, instead of the events' columns: events are then judged as a worker judges
+            them.
+        typed_fields: the same fields, parsed.
 
     Raises:
         InvalidConfiguration: when made, if something cannot work.
@@ -171,7 +165,7 @@ class Upsert:
         object.__setattr__(self, "typed_fields", None if self.fields is None else read_fields(self.fields))
 
     def check(self, connection: Connection) -> UpsertTarget:
-        """Read the table, and check what can be checked before the events' columns are known; with fields, they are.
+        """Read the table, and check all that does not depend on the events' columns; with fields, check those too.
 
         Raises:
             InvalidConfiguration: the table, its keys or its columns do not fit.
@@ -187,7 +181,7 @@ class Upsert:
         return target
 
     def key_in(self, target: UpsertTarget) -> tuple[str, ...]:
-        """Return the columns of the key, or raise ``InvalidConfiguration`` if the table has no such key."""
+        """Return the columns of the key; raise ``InvalidConfiguration`` if the table has no such key."""
         if self.key is None:
             if target.primary_key is not None:
                 return target.primary_key
@@ -205,7 +199,7 @@ class Upsert:
         """Return the columns that events with these columns write, in the table's order.
 
         Raises:
-            InvalidConfiguration: one is not in the table, or not to be written, or one that is needed is missing.
+            InvalidConfiguration: a column is not in the table or cannot be written, or a required one is missing.
         """
         if unknown := [name for name in self.ignore_columns if name not in names and name != MESSAGE_ID]:
             raise InvalidConfiguration(f"the events have no column {_listed(unknown)}, which is to be ignored")
@@ -252,7 +246,7 @@ class Upsert:
         by_name = {one.name: one for one in columns}
         collations = target.collations.get(frozenset(key), {})
         in_key = [_in_key(by_name[one], types.get(one, "text"), collations.get(one)) for one in key]
-        if frozenset(key) in target.nulls_differ:  # to DISTINCT, nulls are alike
+        if frozenset(key) in target.nulls_differ:  # DISTINCT takes nulls for equal
             in_key.append(f"CASE WHEN num_nulls({', '.join(in_key)}) > 0 THEN {FRESH_EVENT}.{MESSAGE_ID} END")
         distinct = ", ".join(in_key)
         order = [distinct, f"{FRESH_EVENT}.{MESSAGE_ID} DESC"]
@@ -278,10 +272,10 @@ class Upsert:
 
 
 def _value(column: TargetColumn, type_: str, *, compared: bool) -> str:
-    """Return an event's value as the column takes it, under its name.
+    """Return an event's value as the column takes it, under the column's name.
 
-    An INSERT casts between types that it takes for alike, and texts to none. What is compared with other events must be
-    of the column's type before: two texts may be one uuid.
+    An INSERT casts between types that it considers similar, but casts no texts. A value that is compared with other
+    events must have the column's type first: two texts may be one uuid.
     """
     name = _quoted(column.name)
     if type_ == column.type or (column.is_text and (column.is_domain or not compared)):
@@ -292,7 +286,7 @@ def _value(column: TargetColumn, type_: str, *, compared: bool) -> str:
 
 
 def _in_key(column: TargetColumn, type_: str, collation: str | None) -> str:
-    """Return an event's value as the key compares it, so that no two that are left become one row."""
+    """Return an event's value as the key compares it, so that no two of the remaining events become one row."""
     name = _quoted(column.name)
     value = name if type_ == column.type else f"{name}::{column.compared_as}"
     return value if collation is None else f"{value} COLLATE {collation}"

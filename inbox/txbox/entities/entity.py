@@ -1,20 +1,20 @@
-"""Ids in business entities: the row that a message changes remembers the message itself.
+"""Ids in business entities: the row that a message changes remembers the message.
 
 The pattern is Idempotent Consumer without a table of messages (C. Richardson, "Microservices Patterns", 2018, section
 3.3.6: message ids in application tables). One UPDATE changes the row and its ids under a condition, so a message costs
-no row and no statement of its own. It fits where a message changes one row.
+neither a row nor a statement of its own. It fits where a message changes one row.
 
 What happens when two transactions, A and B, apply the same message to one row::
 
     A updates ──────────────── A commits       B: duplicate     (at READ COMMITTED: B's condition is evaluated again
-         B updates … waits for A ┘                               on the row that A has left)
+         B updates … waits for A ┘                               on the row that A has written)
                                                B: 40001, retry  (at REPEATABLE READ and SERIALIZABLE,
                                                                  if B's snapshot is older than A's commit)
     A updates ──────────────── A rolls back    B: first; A's id is gone with A's change
          B updates … waits for A ┘
 
-The wait is as long as that of any UPDATE for another one of the same row. A serialization failure is never read as
-"duplicate": it passes through, and the transaction is to be run again.
+B waits as long as any UPDATE waits for another one of the same row. A serialization failure is never taken for
+"duplicate": it passes through, and the caller runs the transaction again.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ from txbox.postgres.drivers.psycopg_connection import is_psycopg
 from txbox.postgres.transactions import ConnectionOrSession, in_transaction, is_session, refuse_for_coroutines
 
 MAX_KEPT = 10_000
-"""Ids of a row at most. Every update writes all of them anew; some hundreds are cheap."""
+"""The most ids that a row keeps. Every update rewrites all of them; some hundreds are cheap."""
 
 _TRIES = 10
 
@@ -70,17 +70,18 @@ class RecentMessageIds:
             account_id: Mapped[str] = mapped_column(primary_key=True)
             cents: Mapped[int]
 
-    Messages may come in any order. **The memory is bounded**: keep more than can come to one row while a message is
-    still being redelivered (its queue's retention, redrives included). Where there is no such number, use an ``Inbox``.
+    Messages may come in any order. **The memory is bounded**: keep more ids than messages that can reach one row while
+    any of them may still be redelivered (its queue's retention, redrives included). If there is no such number, use an
+    ``Inbox``.
 
     The host's own migration adds the column to its table (``alembic revision --autogenerate`` sees it). A mapped
-    dataclass, which SQLAlchemy lets inherit from dataclasses only, declares an attribute of this name and type by
-    itself, with ``init=False``; it needs no mixin.
+    dataclass, which SQLAlchemy lets inherit from dataclasses only, declares an attribute of this name and type itself,
+    with ``init=False``; it needs no mixin.
 
     Attributes:
-        recent_message_ids_kept: how many ids a row keeps, 1 to 10,000. A duplicate that comes after so many other
-            messages of the same row, or more, is applied again. If it is lowered, the next update of a row cuts its
-            ids.
+        recent_message_ids_kept: how many ids a row keeps, 1 to 10,000. A duplicate is applied again if at least so many
+            other messages of the same row came in between. After it is lowered, the next update of a row cuts the
+            row's ids.
         recent_message_ids: the ids, newest first.
     """
 
@@ -89,7 +90,6 @@ class RecentMessageIds:
     recent_message_ids: Mapped[list[str]] = mapped_column(ARRAY(Text), nullable=False, server_default=sql_text("'{}'"))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Refuse a ``recent_message_ids_kept`` that cannot work."""
         _kept(cls)
         super().__init_subclass__(**keywords)
 
@@ -97,9 +97,9 @@ class RecentMessageIds:
 class HighestEventIds:
     """Mixin: the row keeps the highest id of each source whose events change it, for ``update_if_newer``.
 
-    It never forgets, however late a duplicate comes, but **drops what comes late**. It fits where an event carries the
-    whole new state (the later one makes up for the earlier), or where each source's events come to a row in order. The
-    column is added, and declared in a mapped dataclass, as for ``RecentMessageIds``.
+    It never forgets, however late a duplicate comes, but **it drops what comes late**. It fits where an event carries
+    the whole new state (the later one makes up for the earlier), or where each source's events reach a row in order.
+    Add the column, and declare it in a mapped dataclass, as for ``RecentMessageIds``.
 
     Attributes:
         highest_event_ids: by source, the highest id applied.
@@ -113,36 +113,36 @@ class HighestEventIds:
 def update_once(
     connection_or_session: ConnectionOrSession, entity: type[Any], key: Any, message_id: str, values: Mapping[Any, Any]
 ) -> bool:
-    """Update one row unless the message has done so before; one UPDATE in the caller's transaction.
+    """Update one row unless the message has updated it before; one UPDATE in the caller's transaction.
 
     ::
 
         update_once(session, Account, "ann", message.id, {Account.cents: Account.cents + 500})
 
-    The transaction is never begun, committed or rolled back here; a rollback takes the id back. A session with
-    autoflush is flushed first, and its object of the row reads the new values when it is next used. ORM events and
-    version counters do not see the update: raise a version counter in ``values``.
+    This never begins, commits or rolls back the transaction; a rollback takes the id back. A session with autoflush is
+    flushed first, and its object of the row reads the new values when it is next used. ORM events and version counters
+    do not see the update: raise a version counter in ``values``.
 
     Args:
         connection_or_session: the caller's transaction.
         entity: a mapped class with ``RecentMessageIds``.
-        key: the row's primary key: its value; a tuple for several columns; or a mapping by attribute.
+        key: the value of the row's primary key; a tuple for several columns; or a mapping by attribute.
         message_id: the id of the message.
         values: what to set, by attribute (``Account.cents``, or its name): values or SQL expressions. May be empty.
 
     Returns:
-        True: applied. False: a duplicate, the row keeps this id.
+        True: applied. False: a duplicate; the row has this id.
 
     Raises:
-        EntityMissing: there is no such row.
+        EntityMissing: no such row exists.
         NotInTransaction: the connection is in autocommit mode.
         InvalidMessageId: the id cannot be kept.
-        InvalidConfiguration: the entity has not got the mixin, or ``key`` or ``values`` do not fit it.
+        InvalidConfiguration: the entity lacks the mixin, or ``key`` or ``values`` do not fit it.
         sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
     """
     row = _Row(entity, RecentMessageIds, "recent_message_ids", key)
     identifier = cast(literal(valid_message_id(message_id), Text), Text)
-    # array_position takes a null among the ids; NOT id = ANY(ids) would be null.
+    # array_position allows nulls among the ids; NOT id = ANY(ids) would be null then.
     duplicate: ColumnElement[bool] = func.array_position(row.memory, identifier).is_not(None)
     ids = func.array_prepend(identifier, row.memory, type_=ARRAY(Text))[1 : _kept(entity)]
     return (
@@ -159,28 +159,28 @@ def update_if_newer(
     event_id: EventId,
     values: Mapping[Any, Any],
 ) -> bool:
-    """Update one row if the event is higher than all of its source before; one UPDATE in the caller's transaction.
+    """Update one row if the event's id exceeds all earlier ones of its source; one UPDATE in the caller's transaction.
 
     ::
 
         update_if_newer(session, Product, 17, "catalogue", event["sequence"], {Product.price: event["price"]})
 
-    The source has to give out the ids in order for this row. Numbers are: a sequence per aggregate, a position in a
-    log. Texts are if their bytes grow, as those of UUIDs of version 7 and ULIDs do, made by one process and in one
+    The source must give out the ids for this row in order. Numbers are in order: a sequence per aggregate, a position
+    in a log. Texts are if their bytes grow, as those of UUIDs of version 7 and ULIDs do, made by one process and in one
     spelling; random ids (UUIDs of version 4) are not. The other arguments are those of ``update_once``.
 
     Args:
         entity: a mapped class with ``HighestEventIds``.
-        source: who gives out the ids; 1 to 200 bytes. Ids of different sources are not compared.
+        source: what gives out the ids; 1 to 200 bytes. Ids of different sources are not compared.
         event_id: a number of up to 38 digits, compared as a number, or a text, compared byte by byte.
 
     Returns:
-        True: applied. False: a duplicate, or overtaken by an event with a higher id, and never applied.
+        True: applied. False: a duplicate, or overtaken by an event with a higher id; it will never be applied.
 
     Raises:
-        EntityMissing, NotInTransaction, sqlalchemy.exc.OperationalError: as ``update_once``.
+        EntityMissing, NotInTransaction, sqlalchemy.exc.OperationalError: as for ``update_once``.
         InvalidMessageId: a text that cannot be kept.
-        InvalidConfiguration: as ``update_once``; or a number came after a text of the same source, or a text after
+        InvalidConfiguration: as for ``update_once``; or a number came after a text of the same source, or a text after
             a number.
     """
     row = _Row(entity, HighestEventIds, "highest_event_ids", key)
@@ -188,7 +188,7 @@ def update_if_newer(
     before = func.coalesce(row.memory, cast(sql_text("'{}'"), JSONB))
     highest = before.op("->", return_type=JSONB())(name)
     highest_text = before.op("->>", return_type=Text())(name)
-    # The casts are within the branches of a CASE: only what is a number is read as one.
+    # The casts are inside the branches of a CASE, so that only numbers are cast to numbers.
     identifier: ColumnElement[Any]
     if isinstance(valid_event_id(event_id), str):
         identifier = cast(literal(event_id, Text), Text)
@@ -208,7 +208,7 @@ def update_if_newer(
 
 
 class _Row:
-    """One row of an entity, and the table that holds its ids; of several tables if classes inherit by joins."""
+    """One row of an entity, and the table that holds its ids: one of several if classes inherit by joins."""
 
     def __init__(self, entity: type[Any], mixin: type[Any], memory: str, key: Any) -> None:
         try:
@@ -231,18 +231,18 @@ class _Row:
         applies: ColumnElement[bool],
         settled: Label[Any],
     ) -> Any:
-        """Update the row under the condition ``applies``; return None, or ``settled`` if it was not met.
+        """Update the row if ``applies`` holds and return None; otherwise return ``settled``.
 
-        ``memory`` is the new value of the column of ids. ``settled`` is null while ``applies`` is met.
+        ``memory`` is the new value of the column of ids. ``settled`` is null while ``applies`` holds.
         """
         statement = update(self._table).where(self._where, applies).values(self._assignments(values, memory))
         connection = self._connection(connection_or_session)
-        # Nothing updated is no duplicate yet, at READ COMMITTED: the row may have come in between.
+        # If nothing was updated, it need not be a duplicate: at READ COMMITTED the row may have appeared in between.
         #
         #     UPDATE: no row ──────────────────────────────── SELECT: a row ── without the message's id
         #          another inserts the row, and commits ┘
         #
-        # So the second statement reads the ids, and not only whether there is a row.
+        # So the second statement reads the ids, and not only whether the row exists.
         for _ in range(_TRIES):
             if connection.execute(statement).rowcount:
                 self._forget_values(connection_or_session)
@@ -263,15 +263,15 @@ class _Row:
         if not is_session(connection_or_session):
             return in_transaction(connection_or_session)
         refuse_for_coroutines(connection_or_session, self._mapper)
-        if connection_or_session.autoflush:  # as the session does before an UPDATE of its own
+        if connection_or_session.autoflush:  # as the session does before its own UPDATE
             connection_or_session.flush()
         return in_transaction(connection_or_session.connection(bind_arguments={"mapper": self._mapper}))
 
     def _forget_values(self, connection_or_session: ConnectionOrSession) -> None:
-        """Have the session's object of this row read it again.
+        """Expire the session's object of this row, so that it is read again.
 
-        synchronize_session would compute ``cents + 500`` from the object's value, which is not the row's if another
-        transaction has committed since it was read.
+        synchronize_session would compute ``cents + 500`` from the object's value, which differs from the row's if
+        another transaction has committed since the object was read.
         """
         if is_session(connection_or_session):
             identity = self._mapper.identity_key_from_primary_key(tuple(self._key.values()))
@@ -280,7 +280,7 @@ class _Row:
                 connection_or_session.expire(instance, unchanged)
 
     def _kind(self) -> ColumnElement[bool]:
-        """The condition that the row is of this class: other classes may share its table."""
+        """Return the condition that the row is of this class, as other classes may share its table."""
         discriminator = self._mapper.polymorphic_on
         if self._mapper.inherits is None or discriminator is None or discriminator not in self._table.c.values():
             return true()
@@ -290,7 +290,7 @@ class _Row:
         return discriminator.in_(kinds)
 
     def _key_values(self, key: Any) -> dict[str, Any]:
-        """Return the values by attribute, in the order of the primary key."""
+        """Return the key's values by attribute, in the order of the primary key."""
         names = [self._mapper.get_property_by_column(column).key for column in self._mapper.primary_key]
         if isinstance(key, Mapping):
             given = {self._name(name, "key"): value for name, value in key.items()}
@@ -314,7 +314,7 @@ class _Row:
         return assignments | {self.memory: memory}
 
     def _name(self, attribute: Any, argument: str) -> str:
-        """Return an attribute's name, whether it was given by name, as an attribute or as a column."""
+        """Return an attribute's name, whether given by name, as an attribute or as a column."""
         if isinstance(attribute, str):
             name = attribute
         elif isinstance(attribute, InstrumentedAttribute):

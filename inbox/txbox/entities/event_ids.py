@@ -1,7 +1,7 @@
-"""Ids that their source gives out in order, so that the highest one covers all before it.
+"""Ids that a source gives out in order, so that the highest one covers all earlier ones.
 
-Numbers are compared as numbers and texts byte by byte, in Postgres, in DynamoDB and in Python alike; the two kinds are
-never compared with each other.
+Numbers are compared as numbers and texts byte by byte, alike in Postgres, in DynamoDB and in Python. A number is never
+compared with a text.
 """
 
 from decimal import Decimal
@@ -14,15 +14,15 @@ EventId: TypeAlias = int | str
 """A number, or a text whose bytes grow, such as a UUID of version 7 or a ULID."""
 
 MAX_DIGITS = 38
-"""Of a number: as many as DynamoDB keeps exactly."""
+"""The most digits of a number: as many as DynamoDB keeps exactly."""
 
 
 def valid_event_id(event_id: EventId) -> EventId:
-    """Return the id if every store can keep it and compare it.
+    """Return the id if every store can keep and compare it.
 
     Raises:
         InvalidConfiguration: a number of more than ``MAX_DIGITS`` digits.
-        InvalidMessageId: a text that is empty, too long or no text for Postgres.
+        InvalidMessageId: a text that is empty, too long or cannot be stored in Postgres.
         TypeError: neither a number nor a text.
     """
     if isinstance(event_id, str):
@@ -35,12 +35,12 @@ def valid_event_id(event_id: EventId) -> EventId:
 
 
 def valid_source(source: str) -> str:
-    """Return the source's name, or raise ``InvalidConfiguration``: it is empty, too long or no text for Postgres."""
+    """Return the source's name; raise ``InvalidConfiguration`` if it is empty, too long or not storable in Postgres."""
     return valid_text(source, "source", _MAX_SOURCE_BYTES)
 
 
 def check_kind(source: str, event_id: EventId, highest: object) -> None:
-    """Raise ``InvalidConfiguration`` unless an id is of the kind of ``highest``, the highest of its source so far."""
+    """Raise ``InvalidConfiguration`` unless an id is of the same kind as ``highest``, the source's highest so far."""
     comparable = str if isinstance(event_id, str) else int | float | Decimal
     if not isinstance(highest, comparable) or isinstance(highest, bool):
         raise InvalidConfiguration(

@@ -1,44 +1,44 @@
-"""The horizon: the time before which a subscriber has forgotten what it has processed.
+"""The horizon: the time before which a subscriber has forgotten what it processed.
 
-A message that was sent before the horizon, and has no row in the inbox, cannot be judged: it may have been processed,
-and forgotten since. It is ``Expired``: not run and not dropped, but parked. A message that has a row is a duplicate, or
-parked, whatever its age.
+A message that was sent before the horizon and has no row in the inbox cannot be judged: it may have been processed and
+then forgotten. It is ``Expired``: it does not run and is not dropped, but parked. A message that has a row is a
+duplicate or parked, whatever its age.
 
 A maintainer forgets in this order, which makes the answer certain::
 
-    1  moves the horizon forward, and commits;
-    2  waits until every transaction has ended that was running then (``pg_locks``, locktype virtualxid);
-    3  deletes rows whose processed_at is earlier than the horizon less ``PRODUCER_SLACK``.
+    1  move the horizon forward, and commit;
+    2  wait until every transaction has ended that was running then (``pg_locks``, locktype virtualxid);
+    3  delete rows whose processed_at is earlier than the horizon less ``PRODUCER_SLACK``.
 
-So whatever is recorded because a row was forgotten, a later statement of the same transaction sees the horizon. R is
-the transaction that records, M the maintainer; these are all the ways they can meet::
+So whenever a transaction records a message because its row was forgotten, a later statement of the same transaction
+sees the horizon. R is the transaction that records, M the maintainer; these are all the ways they can meet::
 
     R begins ── records: a duplicate ── ends         R began before 1 was committed. M waits for R in step 2, so
          M moves ── waits for R ────────┘ deletes    R finds the row, at every isolation level.
 
-    M moves ── waits ─────── deletes                 R finds the row, or it is being deleted: then R waits for M's
-         R begins ── records: a duplicate            transaction, and it is as below.
+    M moves ── waits ─────── deletes                 R finds the row, or M is deleting it: then R waits for M's
+         R begins ── records: a duplicate            transaction, and continues as below.
 
-    M moves ── waits ── deletes                      R is the first, as the row is gone. R began after 1 was
-         R begins ─────── records: first ── reads    committed, or M would have waited for R. So R's snapshot has the
-                                                     horizon: at READ COMMITTED that of the second statement, at
-                                                     REPEATABLE READ and SERIALIZABLE that of the whole transaction.
+    M moves ── waits ── deletes                      R is first, as the row is gone. R began after 1 was committed, or
+         R begins ─────── records: first ── reads    M would have waited for R. So R's snapshot has the horizon: at READ
+                                                     COMMITTED that of the second statement, at REPEATABLE READ and
+                                                     SERIALIZABLE that of the whole transaction.
 
-It has to be a later statement: at READ COMMITTED, the snapshot of the recording statement itself may be older than the
-deletion that it has waited for.
+It must be a later statement: at READ COMMITTED, the snapshot of the recording statement itself may be older than the
+deletion that it waited for.
 
-Only a message that is first and old asks for the horizon, so other messages pay nothing. Old is what was sent
-``OLD_AFTER`` before the transaction began, by the database's clock. No window is shorter than ``MIN_WINDOW``; so what
-is behind a horizon that R has to see was sent ``MIN_WINDOW`` before R began, and the difference is left to a clock that
-is set back by a fail-over.
+Only a message that is first and old needs the horizon, so other messages pay nothing. A message is old if it was sent
+``OLD_AFTER`` before the transaction began, by the database's clock. No window is shorter than ``MIN_WINDOW``, so a
+message behind a horizon that R must see was sent ``MIN_WINDOW`` before R began. The difference allows for a clock that
+a fail-over sets back.
 
-The times of messages come from other clocks: of producers and brokers. They are compared with the horizon only, and
+The times of messages come from the clocks of producers and brokers. They are compared only with the horizon, and
 ``PRODUCER_SLACK`` is how far such a clock may be ahead: a message that was sent after the horizon by its own clock, and
 processed, has a processed_at after the horizon less the slack, so its row is there.
 
-A message that was parked is known not to be processed while it was. A redrive re-dates it: it is judged as if it was
-sent when it was redriven. That lapses by itself: it is recorded at most a slack before that time (its transaction may
-have begun before the redrive that it waits for), so its row is there as long as the horizon is not after the redrive.
+A message is known not to be processed while it is parked. A redrive re-dates it: it is judged as if it was sent when it
+was redriven. That lapses by itself: the message is recorded at most a slack before that time (its transaction may have
+begun before the redrive that it waits for), so its row is there as long as the horizon is not after the redrive.
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,32 +59,30 @@ __all__ = ["MIN_WINDOW", "PRODUCER_SLACK", "AgeJudge", "UnknownAge"]
 
 
 MIN_WINDOW = timedelta(hours=1)
-"""The shortest time for which what is processed is kept."""
+"""The shortest time for which the inbox keeps what was processed."""
 
 PRODUCER_SLACK = timedelta(hours=1)
-"""How far the clock of a producer or broker may be ahead of the database's; rows are kept so much longer."""
+"""How far a producer's or broker's clock may be ahead of the database's; rows are kept that much longer."""
 
 OLD_AFTER = MIN_WINDOW / 2
-"""A message that was sent so long ago is old: its age is asked for."""
+"""A message sent longer ago than this is old, and has to be judged."""
 
 UnknownAge = Literal["process", "park"]
-"""What becomes of a message whose age is unknown: it is processed, or it is as one that was sent before the horizon."""
+"""What to do with a message of unknown age: process it, or treat it as sent before the horizon."""
 
 
 class HorizonStatements(SqlFile, file="horizon.sql"):
-    """The statements of ``horizon.sql``."""
-
     behind_horizon: str
     take_back: str
 
 
 class AgeJudge:
-    """Judges messages that come for the first time by their age."""
+    """Judges by their age messages that come for the first time."""
 
     def __init__(
         self, subscriber_id: str, *, schema: str | None, prefix: str, unknown_age: UnknownAge = "process", of: str = ""
     ) -> None:
-        """Name the subscriber and where its horizon is; ``of`` names the owner of the arguments in errors."""
+        """Name the subscriber and its tables; ``of`` names the owner of the arguments in errors."""
         if unknown_age not in ("process", "park"):
             raise InvalidConfiguration(f"{of}.unknown_age must be 'process' or 'park', not {unknown_age!r}")
         self._subscriber_id = subscriber_id
@@ -92,15 +90,15 @@ class AgeJudge:
         self._parks_unknown = unknown_age == "park"
 
     def check(self, connection: Connection) -> None:
-        """Check that the table is there; raises ``SchemaMissing`` if it is not."""
+        """Raise ``SchemaMissing`` unless the table exists."""
         check_table(connection, self._statements.tables.inbox_horizon)
 
     def old(self, sent_at: Mapping[str, datetime | None], now_microseconds: int) -> dict[str, datetime | None]:
-        """Return which messages have to be judged; of most batches, none.
+        """Return the messages that have to be judged; for most batches, none.
 
         Args:
-            sent_at: when they were sent, by id, as far as it is known. Times in ids that are UUIDs of version 7 are
-                read here, and count too.
+            sent_at: when they were sent, by id, as far as known. Times in ids that are UUIDs of version 7 are read
+                here, and count too.
             now_microseconds: since 1970, by the database's clock.
         """
         now = _EPOCH + timedelta(microseconds=now_microseconds)
@@ -117,13 +115,14 @@ class AgeJudge:
         return found
 
     def judge(self, connection: Connection, sent_at: Mapping[str, datetime | None]) -> Expired | None:
-        """Return the error that names those messages that cannot be judged; None if all can.
+        """Return the error that names the messages that cannot be judged; None if all can.
 
-        It has to be a later statement than the one that has found the messages to be first; see the module.
+        Call this in a later statement than the one that found the messages to be first; the module's docstring says
+        why.
 
         Args:
-            connection: in the transaction that has recorded them.
-            sent_at: what ``old`` has returned.
+            connection: in the transaction that recorded them.
+            sent_at: what ``old`` returned.
         """
         times = [None if at is None else (at - _EPOCH) // _MICROSECOND for at in sent_at.values()]
         parameters = {"subscriber_id": self._subscriber_id, "message_ids": list(sent_at), "sent_at": times}
@@ -138,12 +137,12 @@ class AgeJudge:
         return Expired(self._subscriber_id, {row[0]: sent_at[row[0]] for row in rows}, moment(rows[0][1]))
 
     def take_back(self, connection: Connection, message_ids: Iterable[str], *, ends: bool = False) -> None:
-        """Take back what the caller's transaction, or a savepoint of it, has just recorded.
+        """Take back what the caller's transaction, or a savepoint in it, has just recorded.
 
         Args:
             connection: in that transaction.
-            message_ids: ids that were found to be first in it, and by no other transaction.
-            ends: the transaction is given up anyway, so it may as well be aborted, for lack of a right to DELETE.
+            message_ids: ids that were first in it, and in no other transaction.
+            ends: the caller rolls the transaction back anyway, so it may be aborted for lack of a right to DELETE.
         """
         parameters = {"subscriber_id": self._subscriber_id, "message_ids": sorted(message_ids)}
         try:
@@ -156,4 +155,4 @@ class AgeJudge:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _FUTURE = timedelta(days=1)
-"""A time so far in the future is a mistake, and the age unknown."""
+"""A time further in the future than this is a mistake, and the age unknown."""

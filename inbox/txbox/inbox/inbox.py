@@ -1,8 +1,8 @@
 """The inbox: record a message in the transaction that applies it, and the primary key rejects duplicates.
 
 The pattern is Idempotent Consumer (C. Richardson, "Microservices Patterns", 2018, section 3.3.6): insert
-(subscriber, message id) into PROCESSED_MESSAGE in the same transaction as the business update. Of all transactions
-that redeliveries lead to, only one can commit that row.
+(subscriber, message id) into PROCESSED_MESSAGE in the same transaction as the business update. However often a message
+is redelivered, only one transaction can commit that row.
 
 What happens when two transactions, A and B, record the same id::
 
@@ -14,15 +14,16 @@ What happens when two transactions, A and B, record the same id::
     A records ─────────────────────────────…   B: InFlight, after ``wait_seconds``
          B records … waits ┘
 
-A serialization failure is never read as "duplicate": it passes through, and the transaction is to be run again. A
-transaction at REPEATABLE READ or SERIALIZABLE also has one if it records in a generation of a rotating inbox that is
-younger than its snapshot, for it does not see all that was recorded in the older ones (``inbox.sql``).
+A serialization failure is never taken for "duplicate": it passes through, and the caller runs the transaction again. A
+transaction at REPEATABLE READ or SERIALIZABLE also gets one if it records in a generation of a rotating inbox that is
+younger than its snapshot, because it does not see everything recorded in the older ones (``inbox.sql``).
 
 A message that is parked as a dead letter has a row here, too, with the letter's number (see ``txbox.dead_letters``). A
-redrive deletes that row, so a copy that comes meanwhile waits for it as for A above, whatever generation the row is of.
+redrive deletes that row, so a copy that arrives meanwhile waits for it as B waits for A above, whatever generation the
+row is in.
 
-Rows that a maintainer has deleted are forgotten. What was sent before the subscriber's horizon and has no row is too
-old to judge: ``Expired`` (see ``txbox.inbox.age_judge``). Where nothing is forgotten, there is no horizon.
+Rows that a maintainer has deleted are forgotten. A message that was sent before the subscriber's horizon and has no row
+is too old to judge: ``Expired`` (see ``txbox.inbox.age_judge``). Where nothing is forgotten, there is no horizon.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -56,7 +57,7 @@ WAIT_SECONDS = 1.0
 
 
 NOTHING_KNOWN: Mapping[str, datetime | None] = MappingProxyType({})
-"""Of no message is it known when it was sent."""
+"""By id, when messages were sent: unknown for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class Recorded:
     Attributes:
         first: ids recorded now, for the first time: process these.
         mismatched: ids processed before with another body: never run these.
-        expired: ids that are too old to judge, and not recorded: park these.
-        error: tells of those that are expired; None if none is.
+        expired: ids that are too old to judge, and are not recorded: park these.
+        error: the error that names the expired ids; None if there are none.
     """
 
     first: frozenset[str]
@@ -78,21 +79,21 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class ParkedIds:
-    """Which of some duplicates are parked."""
+    """Which of several duplicates are parked."""
 
-    same: frozenset[str]  # ids parked with the same body: their letters cover them
-    mismatched: frozenset[str]  # ids parked with another body: these have no letters yet
+    same: frozenset[str]  # parked with the same body: their letters cover them
+    mismatched: frozenset[str]  # parked with another body: these have no letters yet
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What records a batch.
+    """The statement that records a batch, and what it was made from.
 
     Attributes:
         ids: the ids, each once, sorted.
-        digests: the fingerprints of their bodies, by id; empty where none are kept.
+        digests: the fingerprints of the bodies, by id; empty where none are kept.
         sent_at: when the messages were sent, by id.
-        values: of the statement's parameters.
+        values: the statement's parameters.
         step: the statement with its values.
     """
 
@@ -104,8 +105,6 @@ class Recording:
 
 
 class InboxStatements(SqlFile, file="inbox.sql"):
-    """The statements of ``inbox.sql``."""
-
     record_one: str
     record_many: str
     require_generation: str
@@ -120,8 +119,8 @@ class InboxStatements(SqlFile, file="inbox.sql"):
 class Inbox:
     """What one subscriber has already processed.
 
-    A method that takes a connection or session works in the caller's transaction, which is never begun, committed or
-    rolled back here. Do the business update on the same one, then commit: both or neither.
+    Methods that take a connection or session work in the caller's transaction, and never begin, commit or roll it back.
+    Do the business update on the same one, then commit: both or neither.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class Inbox:
         wait_seconds: float = WAIT_SECONDS,
         unknown_age: UnknownAge = "process",
     ) -> None:
-        """Name the subscriber and where its inbox is; nothing is connected.
+        """Name the subscriber and its tables; this connects to nothing.
 
         Args:
             subscriber_id: the consumer's name; each subscriber processes a message once.
@@ -142,9 +141,9 @@ class Inbox:
             prefix: what the tables' names start with.
             fingerprint: keep the SHA-256 of each body, and refuse an id that comes again with another body.
             wait_seconds: how long to wait for another transaction that is processing the same message; 0.001 to 3600.
-            unknown_age: once the subscriber forgets: what becomes of a message that comes for the first time and whose
-                age is unknown. "process": it is run; if it was processed before the horizon, it is run twice. "park":
-                it is expired, as if it was sent before the horizon.
+            unknown_age: what to do, once the subscriber forgets, with a message of unknown age that comes for the first
+                time. "process": run it; if it was processed before the horizon, it runs twice. "park": it is expired,
+                as if it was sent before the horizon.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -183,17 +182,17 @@ class Inbox:
             connection_or_session: where the business update happens too.
             message_id: the id of the message.
             body: its payload; needed if the inbox keeps fingerprints, otherwise ignored.
-            sent_at: when it was sent, with a time zone, as in ``Message.sent_at``; None: unknown, unless its id has it.
+            sent_at: when it was sent, with a time zone, as in ``Message.sent_at``; None: unknown, unless its id says.
 
         Returns:
-            True: the first time, process it. False: its effects have committed before, or it is a dead letter.
+            True: the message is first; process it. False: its effects have committed before, or it is a dead letter.
             Either way, ack it.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
-            InFlight: another transaction is processing the message; roll back, and take it up again later.
+            InFlight: another transaction is processing the message; roll back, and retry later.
             Mismatch: the id was processed before with another body.
-            Expired: it is too old to judge whether it was processed; roll back, and park it.
+            Expired: it is too old to tell whether it was processed; roll back, and park it.
             InvalidMessageId: the id cannot be kept.
             SchemaMissing: the inbox's table does not exist.
             sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
@@ -233,14 +232,14 @@ class Inbox:
         Args:
             connection_or_session: where the business updates happen too.
             ids: the ids, in any order; for an inbox that keeps fingerprints, a mapping from id to body.
-            sent_at: when they were sent, by id, as in ``Message.sent_at``; of the others, only what their ids say.
+            sent_at: when they were sent, by id, as in ``Message.sent_at``; for the others, only their ids may say.
 
         Raises:
             Mismatch: some ids were processed before with other bodies. The others are recorded nevertheless; roll
                 back, or use ``sort_out``, which returns them separately.
-            Expired: some are too old to judge whether they were processed; do the same.
-            TypeError: one id was given instead of many, or no body where fingerprints are kept.
-            NotInTransaction, InFlight, InvalidMessageId, SchemaMissing: as ``record``.
+            Expired: some are too old to tell whether they were processed; do the same.
+            TypeError: one id was given instead of many, or a body is missing where fingerprints are kept.
+            NotInTransaction, InFlight, InvalidMessageId, SchemaMissing: as for ``record``.
         """
         recorded = self.sort_out(connection_or_session, ids, sent_at=sent_at)
         if recorded.mismatched:
@@ -256,7 +255,7 @@ class Inbox:
         *,
         sent_at: Mapping[str, datetime | None] = NOTHING_KNOWN,
     ) -> Recorded:
-        """Record many messages as ``record_many`` does, and report mismatched and expired ones instead of raising."""
+        """Record many messages as ``record_many`` does, but return mismatched and expired ones instead of raising."""
         recording = self.recording(ids, sent_at=sent_at)
         connection = in_transaction(connection_or_session)
         if not recording.ids:
@@ -271,21 +270,21 @@ class Inbox:
         *,
         sent_at: Mapping[str, datetime | None] = NOTHING_KNOWN,
     ) -> Recording:
-        """Return what records many messages, as a step that may go out with others; ``recorded`` takes its answer."""
+        """Return the step that records many messages; it may go out with others. Pass its answer to ``recorded``."""
         if isinstance(ids, str):
             raise TypeError(f"many ids are needed, not the characters of one: {ids!r}; record takes a single id")
         bodies = ids if isinstance(ids, Mapping) else {}
-        # Sorted, so that two batches that overlap wait for each other in one order, never in a circle. Python compares
-        # code points, Postgres the bytes of this column (COLLATE "C"); in UTF-8 these are the same order.
+        # Sorted, so that overlapping batches wait for each other in one order and cannot deadlock. Python compares code
+        # points, Postgres the bytes of this column (COLLATE "C"); in UTF-8 the two orders are the same.
         ordered = sorted({valid_message_id(message_id) for message_id in ids})
-        # Where no fingerprints are kept, none: unnest fills the shorter array up with nulls.
+        # Without fingerprints the array is empty: unnest fills up the shorter array with nulls.
         hashed = ordered if self.fingerprint else ()
         digests = {message_id: self._digest(message_id, bodies.get(message_id)) for message_id in hashed}
         values = self._values(ordered, digests)
         return Recording(ordered, digests, sent_at, values, self._record_many.with_values(**values))
 
     def _values(self, ordered: Sequence[str], digests: Mapping[str, bytes]) -> dict[str, str]:
-        """Return the parameters of ``record_many``; ``digests`` are of all these ids, or of none."""
+        """Return the parameters of ``record_many``; ``digests`` covers all these ids, or none."""
         return {
             "lock_timeout": self._lock_timeout,
             "subscriber_id": self.subscriber_id,
@@ -294,9 +293,9 @@ class Inbox:
         }
 
     def recorded(self, connection: Connection, recording: Recording, answer: Reply, *, ends: bool = False) -> Recorded:
-        """Take the answer to a recording's step; raises as ``record_many``, but for what ``Recorded`` has.
+        """Read the answer to a recording's step. Raise as ``record_many`` does, except for what ``Recorded`` reports.
 
-        ``ends``: if a message is expired, the transaction is given up anyway.
+        ``ends``: the caller rolls the transaction back anyway if a message is expired.
         """
         with self._translated(connection, recording.ids):
             row = row_of(in_transaction(connection), answer.result())
@@ -322,10 +321,10 @@ class Inbox:
     def _record_redriven(
         self, connection: Connection, earlier: Collection[str], digests: Mapping[str, bytes]
     ) -> frozenset[str]:
-        """Record those duplicates of an older generation that are redriven meanwhile, and return them.
+        """Record those duplicates of an older generation that were redriven meanwhile, and return them.
 
-        Their rows in an older generation were seen by a snapshot, which does not wait for the redrive that deletes
-        them. Here it is waited for, and it has committed or its letter stays as it is until this transaction ends.
+        The statement saw their rows in a snapshot, which does not wait for the redrive that deletes them. This waits
+        for it: either it has committed, or its letter stays as it is until this transaction ends.
         """
         rows = run(connection, self._statements.find_earlier, self._of(sorted(earlier))).fetchall()
         redriven = set(earlier) - {message_id for message_id, _ in rows}
@@ -344,15 +343,15 @@ class Inbox:
         return frozenset(ids if row[0] == len(ids) else row[1] or ())
 
     def still_expired(self, connection: Connection, expired: Expired) -> bool:
-        """Whether messages that were too old to judge still are: none was redriven meanwhile.
+        """Whether messages that were too old to judge still are, as none was redriven meanwhile.
 
-        A redrive that has committed after the snapshot of a transaction at REPEATABLE READ or SERIALIZABLE is not seen
-        in it. ``connection`` is in a newer transaction.
+        A transaction at REPEATABLE READ or SERIALIZABLE does not see a redrive that committed after its snapshot, so
+        ``connection`` must be in a newer transaction.
         """
         return self._ages.judge(connection, expired.sent_at) is not None
 
     def find_parked(self, connection_or_session: ConnectionOrSession, bodies: Mapping[str, bytes | str]) -> ParkedIds:
-        """Return which messages, given as bodies by id, are parked: of the duplicates found in this transaction."""
+        """Return which of the duplicates found in this transaction, given as bodies by id, are parked."""
         connection = in_transaction(connection_or_session)
         try:
             (answer,) = run_steps(connection, [self.finding_parked(bodies)])
@@ -361,32 +360,32 @@ class Inbox:
         return self.parked(bodies, rows_of(connection, answer))
 
     def finding_parked(self, message_ids: Iterable[str]) -> Step:
-        """Return what finds parked messages, as a step that may go out with others; ``parked`` takes its rows."""
+        """Return the step that finds parked messages; it may go out with others. Pass its rows to ``parked``."""
         ids = array_literal(list(message_ids))
         return self._find_parked.with_values(subscriber_id=self.subscriber_id, message_ids=ids)
 
     @staticmethod
     def parked(bodies: Mapping[str, bytes | str], rows: Iterable[tuple[Any, ...]]) -> ParkedIds:
-        """Take the rows of the step that ``finding_parked`` has made of the ids of these bodies."""
-        # A letter that is older than such rows has no fingerprint.
+        """Read the rows of the step that ``finding_parked`` made for the ids of these bodies."""
+        # A letter from before such rows existed has no fingerprint.
         same = {id_ for id_, kept in rows if kept is None or bytes(kept) == fingerprint(bodies[id_])}
         return ParkedIds(frozenset(same), frozenset(id_ for id_, _ in rows if id_ not in same))
 
     def unrecord(self, connection_or_session: ConnectionOrSession, ids: Iterable[str]) -> int:
-        """Take back what this very transaction has recorded, for messages that it will not apply after all.
+        """Take back what this very transaction recorded, for messages that it will not apply after all.
 
-        Ids that other transactions have recorded are left alone. Returns how many were taken back.
+        Ids that other transactions recorded are left alone. Return how many ids were taken back.
         """
         connection = in_transaction(connection_or_session)
         return int(run(connection, self._statements.unrecord, self._of(sorted(ids))).rowcount)
 
     def check(self, connection_or_session: ConnectionOrSession) -> None:
-        """Check, before any message is taken, that the inbox can be used over this connection.
+        """Raise unless the inbox can be used over this connection.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
-            SchemaMissing: the table does not exist.
-            InvalidConfiguration: the database is not UTF-8, or row-level security may hide rows of the table.
+            SchemaMissing: a table does not exist.
+            InvalidConfiguration: the database is not UTF-8, or row-level security may hide rows of a table.
         """
         connection = in_transaction(connection_or_session)
         require_server(connection)
@@ -404,7 +403,7 @@ class Inbox:
 
     @contextmanager
     def _translated(self, connection: Connection, ids: Collection[str]) -> Iterator[None]:
-        """Raise what an error of a recording statement means."""
+        """Raise the error of ours that a recording statement's error stands for."""
         try:
             yield
         except UnicodeEncodeError:
@@ -413,14 +412,14 @@ class Inbox:
         except DATABASE_ERRORS as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE:
                 raise InFlight(self.subscriber_id, ids) from error
-            # An inbox of an older version has no view.
+            # An inbox of an older version does not have the view.
             of_view = sqlstate(error) == UNDEFINED_TABLE and self._view in str(getattr(error, "orig", error))
             if (missing := missing_schema(error, self._view if of_view else self._table)) is not None:
                 raise missing from error
             raise
 
     def _check_server(self, connection: Connection, row: Any) -> None:
-        """Look at what each recording statement tells at its end: generation, time, process id."""
+        """Check what each recording statement returns at its end: generation, time, process id."""
         note_server(connection, row[-1])
         if (generation := row[-3]) is not None:
             self._require_generation(connection, generation)
@@ -432,8 +431,8 @@ class Inbox:
             run(connection, self._statements.refuse_snapshot)
 
     def _differing(self, connection: Connection, digests: Mapping[str, bytes]) -> frozenset[str]:
-        # A second statement, for duplicates only: at READ COMMITTED the snapshot of the first may be older than the
-        # commit it ran into. A row without a fingerprint was recorded without fingerprints: nothing to compare.
+        # A second statement, for duplicates only: at READ COMMITTED the first one's snapshot may be older than the
+        # commit that it ran into. A row without a fingerprint was recorded without one: there is nothing to compare.
         rows = run(connection, self._statements.fingerprints, self._of(list(digests))).fetchall()
         return frozenset(
             message_id for message_id, kept in rows if kept is not None and bytes(kept) != digests[message_id]

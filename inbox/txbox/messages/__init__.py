@@ -1,4 +1,4 @@
-"""Message types: what a message's body is read as, and written from: pydantic models, dataclasses, unions of them.
+"""Message types: a body is read as, and written from, a pydantic model, a dataclass, or a union of them.
 
 They need pydantic, from ``txbox[typed]``, which is imported when the first one is made.
 """

@@ -1,11 +1,11 @@
-"""How a message travels where only text may: SQS and SNS take the characters of XML 1.0, and no empty body.
+"""How a message travels where only text may: SQS and SNS accept the characters of XML 1.0, and no empty body.
 
-A body that is such text travels as it is, so that any consumer can read it. Any other travels encoded. An attribute has
-the encoding, and the worker's envelopes decode it again: so every body comes out as it went in. The attribute is on
-every message, because it also means: this is the body, even if it resembles a wrapper of AWS's. (``message-id`` cannot
-mean that: a redriven message has one, and is still in its wrapper.)
+A body of such text travels as it is, so that any consumer can read it; any other body travels encoded. An attribute
+names the encoding, and the worker's envelopes decode the body again, so every body comes out as it went in. Every
+message has the attribute, because it also means: this is the body, even if it looks like one of AWS's wrappers.
+(``message-id`` cannot mean that: a redriven message has one, and is still in its wrapper.)
 
-For EventBridge, which takes JSON, see ``txbox.messages.eventbridge``.
+For EventBridge, which accepts JSON, see ``txbox.messages.eventbridge``.
 """
 
 import base64
@@ -17,13 +17,13 @@ from txbox.errors import MalformedMessage
 from txbox.messages.message import HEADER_MESSAGE_ID
 
 RESERVED_PREFIX = "txbox-"
-"""What no header's name may begin with."""
+"""No header's name may begin with this."""
 
 HEADER_BODY_ENCODING = "txbox-body"
-"""How the body is encoded."""
+"""The attribute that says how the body is encoded."""
 
 OWN_ATTRIBUTES = 2
-"""Attributes of each message that are ours."""
+"""How many attributes of each message are ours."""
 
 
 class BodyEncoding(StrEnum):
@@ -33,16 +33,16 @@ class BodyEncoding(StrEnum):
     """As it is."""
     BASE64 = "base64"
     EMPTY = "empty"
-    """There is no body; the text in its place means nothing."""
+    """There is no body; the text sent in its place means nothing."""
 
 
 def is_wire_text(text: str) -> bool:
-    """Whether SQS and SNS take a text: it is not empty, and all of its characters are XML's."""
+    """Whether SQS and SNS accept a text: it is not empty, and XML allows all of its characters."""
     return bool(text) and _NO_XML_CHARACTER.search(text) is None
 
 
 def encoded(body: bytes) -> tuple[str, BodyEncoding]:
-    """Return a body as text that may travel, and how it is encoded."""
+    """Return a body as text that SQS and SNS accept, and how it is encoded."""
     if not body:
         return "-", BodyEncoding.EMPTY
     try:
@@ -55,9 +55,9 @@ def encoded(body: bytes) -> tuple[str, BodyEncoding]:
 
 
 def decoded(text: str, encoding: str | None) -> bytes:
-    """Return the body that ``encoded`` was given; ``encoding`` None: the message is not ours, and its body is the text.
+    """Return the body that ``encoded`` was given. ``encoding`` None: the message is not ours, and the text is its body.
 
-    Raises ``MalformedMessage``: there is no such encoding, or the text is not of it.
+    Raise ``MalformedMessage`` if the encoding is unknown, or does not match the text.
     """
     match encoding:
         case None | BodyEncoding.PLAIN:
@@ -73,12 +73,12 @@ def decoded(text: str, encoding: str | None) -> bytes:
 
 
 def attributes(message_id: str, headers: Mapping[str, str], encoding: BodyEncoding) -> dict[str, str]:
-    """Return what travels beside a body, as the attributes of SQS and SNS: every header, and our own."""
+    """Return what travels beside a body as attributes of SQS and SNS: every header, and our own."""
     return {**headers, HEADER_MESSAGE_ID: message_id, HEADER_BODY_ENCODING: encoding.value}
 
 
 def wire_bytes(text: str, travelling: Mapping[str, str]) -> int:
-    """Return what SQS and SNS count as a message's size: body, and name, type and value of each attribute."""
+    """Return a message's size as SQS and SNS count it: body, and name, type and value of each attribute."""
     beside = sum(len(name.encode()) + len(_STRING) + len(value.encode()) for name, value in travelling.items())
     return len(text.encode()) + beside
 

@@ -1,4 +1,4 @@
-"""A body to publish: text and bytes as they are, objects of message types as JSON."""
+"""A body to publish: text and bytes travel as they are, objects of message types as JSON."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -11,7 +11,7 @@ from txbox.messages.message import Message
 from txbox.messages.message_type import Unreadable, adapter_of, name_of, read_as
 
 Dump = Callable[[Any], Any]
-"""Returns an object of a model or of a dataclass as a dictionary by its fields' names, without the excluded ones."""
+"""Returns an object of a model or of a dataclass as a dictionary by field name, without the excluded fields."""
 
 _PLAIN = (str, int, bool, type(None))
 _MISSING = object()
@@ -20,13 +20,13 @@ _MISSING = object()
 def difference(sent: Any, read: Any, dump: Dump) -> str | None:
     """Return where two values first differ, as a path such as ``items.0.price``; None if they are alike.
 
-    ``==`` is not enough: dataclasses may be compared by identity or without some of their fields, and NaN differs from
-    itself. It is too much, too: an excluded field is not to travel, and JSON has one kind of list.
+    ``==`` does not suffice: dataclasses may be compared by identity or without some of their fields, and NaN differs
+    from itself. It is also too strict: an excluded field does not travel, and JSON has one kind of list.
 
     Args:
         sent: an object.
-        read: what was read of it.
-        dump: is asked about an object in which a field differs: one that is excluded may.
+        read: what was read back from it.
+        dump: called with an object in which a field differs, as that field may be excluded.
     """
     path = _path(sent, read, dump)
     return None if path is None else ".".join(map(str, path))
@@ -53,14 +53,14 @@ def _object_path(sent: Any, read: Any, dump: Dump, names: tuple[str, ...]) -> tu
         path = _path(getattr(sent, name, _MISSING), getattr(read, name, _MISSING), dump)
         if path is not None and _travels(name, dump(sent)):
             return (name, *path)
-    # What was read may have more: computed fields.
+    # What was read may have more fields: computed ones.
     extra, others = getattr(sent, "__pydantic_extra__", None), getattr(read, "__pydantic_extra__", None) or {}
     return _path(extra, {name: others[name] for name in extra if name in others}, dump) if extra else None
 
 
 @lru_cache(maxsize=1_024)
 def _field_names(kind: Any) -> tuple[str, ...] | None:
-    """Return the names of the fields of a model or a dataclass; None of other types."""
+    """Return the field names of a model or a dataclass; None for other types."""
     if hasattr(kind, "__pydantic_fields__"):
         return tuple(kind.__pydantic_fields__)
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
@@ -71,7 +71,7 @@ def _travels(name: str, dumped: Any) -> bool:
 
 
 def _parts(sent: Any, read: Any) -> Iterator[tuple[Any, Any, Any]] | None:
-    """Return what two containers are made of, side by side, each part with its name; None of other values."""
+    """Return the parts of two containers side by side, each with its name; None for other values."""
     if isinstance(sent, list | tuple) and isinstance(read, list | tuple):
         pairs = zip_longest(sent, read, fillvalue=_MISSING)
         return ((index, one, other) for index, (one, other) in enumerate(pairs))
@@ -82,13 +82,13 @@ def _parts(sent: Any, read: Any) -> Iterator[tuple[Any, Any, Any]] | None:
 
 def _are_alike(sent: Any, read: Any) -> bool:
     if isinstance(sent, datetime) and isinstance(read, datetime) and sent.tzinfo and read.tzinfo:
-        # Of two zones, == says that they differ in the hour that comes twice (PEP 495).
+        # Across two zones, == is False in the hour that comes twice (PEP 495).
         return sent.astimezone(UTC) == read.astimezone(UTC)
     return bool(sent == read) or bool(sent != sent and read != read)  # the latter: NaN
 
 
 MAX_WORDS_CHARACTERS = 1_000
-"""Of what pydantic says of an object that cannot be written."""
+"""How much of pydantic's text is kept for an object that cannot be written."""
 
 
 class Model(Protocol):
@@ -110,11 +110,11 @@ Body = bytes | str | Model | DataclassObject
 
 
 def written(body: Any) -> bytes:
-    """Return what travels. Objects are JSON with their fields' aliases, which their own type has read again.
+    """Return the bytes that travel. Objects become JSON with their fields' aliases, which their type must read back.
 
     Raises:
-        TypeError: it is not a ``Body``; or a field of it has a value that is not of its type; or its type cannot read
-            it again, or would read something else.
+        TypeError: it is not a ``Body``; a field's value is not of its type; or its type cannot read it back, or would
+            read something else.
         InvalidConfiguration: pydantic is not installed, or does not know the type of a field.
     """
     if isinstance(body, str):
@@ -128,12 +128,12 @@ def written(body: Any) -> bytes:
             f"a body is bytes, text, or an object of a pydantic model or a dataclass, not {name}; json.dumps "
             "makes text of most"
         )
-    # A generic dataclass forgets its parameters, unless it was made by ``Box[int](…)``.
+    # A generic dataclass forgets its parameters, unless it was made as ``Box[int](…)``.
     adapter = _adapter(getattr(body, "__orig_class__", kind))
     from pydantic_core import PydanticSerializationError
 
     try:
-        # A value that is not of its field's type is a warning by default, and a malformed message for its receiver.
+        # By default pydantic only warns of a value that is not of its field's type; the receiver finds it malformed.
         text = bytes(adapter.dump_json(body, by_alias=True, warnings="error"))
     except PydanticSerializationError as error:
         raise _refusal(name, str(error)) from error
@@ -143,7 +143,7 @@ def written(body: Any) -> bytes:
         raise _refusal(
             name, f"its type does not read it again ({error}): let what it writes and what it reads agree"
         ) from None
-    except Exception as error:  # validators and comparisons are the host's
+    except Exception as error:  # validators and comparisons are the host's code
         raise _refusal(name, f"its type does not read it again: {type(error).__name__}: {error}") from error
     if differs is not None:
         raise _refusal(
@@ -164,7 +164,7 @@ def _dump(of: Any) -> Any:
 
 
 def _is_of_message_type(body: object) -> bool:
-    """Whether it is an object of a dataclass, but not a message of ours, or of a pydantic model."""
+    """Whether it is an object of a pydantic model, or of a dataclass other than our ``Message``."""
     if is_dataclass(body):
         return not isinstance(body, type | Message)
     return hasattr(type(body), "__pydantic_serializer__")

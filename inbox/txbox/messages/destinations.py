@@ -1,4 +1,4 @@
-"""Destinations: where a message can be sent, and what each kind of them can take. Pure, no I/O.
+"""Destinations: where a message can be sent, and what each kind of them accepts. No I/O.
 
 A destination is text:
 
@@ -7,8 +7,8 @@ A destination is text:
 - an EventBridge bus's ARN, ``arn:aws:events:eu-central-1:123456789012:event-bus/default``;
 - ``scheme:rest`` for a publisher of your own, which the relay has under ``scheme``: ``kafka:purchases``.
 
-What a kind cannot take is refused when the message is published, while the caller can still do something about it:
-later it could only become a dead letter.
+A message that a destination cannot take is refused when it is published, while the caller can still do something about
+it. Later it could only become a dead letter.
 """
 
 import re
@@ -24,34 +24,34 @@ SNS = "sns"
 EVENTBRIDGE = "eventbridge"
 
 MAX_SQS_BYTES = 1_048_576
-"""Of a message with its attributes, and of a call: 1 MiB.
+"""For a message with its attributes, and for a call: 1 MiB.
 https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatch.html"""
 
 MAX_SNS_BYTES = 262_144
-"""Of a message with its attributes, and of a call: 256 KiB, unless the topic's MaximumMessageSize is more, which is not
-visible when a message is published. https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html
+"""For a message with its attributes, and for a call: 256 KiB, unless the topic's MaximumMessageSize is more, which
+cannot be seen when a message is published. https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html
 """
 
 MAX_EVENTBRIDGE_BYTES = 1_000_000
-"""Of an entry, source, detail type, detail and resources together, and of a call: less than 1 MB, read as the smaller
-of the two numbers that this may mean.
+"""For an entry (source, detail type, detail and resources together), and for a call: less than 1 MB, taken as the
+smaller of the two numbers that this may mean.
 https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_PutEvents.html
 """
 
 MAX_ATTRIBUTES = 10
-"""Of one message in SQS, our own included; SNS drops a message with more on its way to a queue with raw delivery.
+"""For one message in SQS, our own included. SNS drops a message with more on its way to a queue with raw delivery.
 https://docs.aws.amazon.com/sns/latest/dg/sns-message-attributes.html"""
 
 MAX_DETAIL_TYPE_CHARACTERS = 128
 """https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_PutEventsRequestEntry.html"""
 
 MAX_NAME_CHARACTERS = 256
-"""Of a header's name."""
+"""For a header's name."""
 
 
 @lru_cache(maxsize=1024)
 def scheme(destination: str) -> str:
-    """Return the kind of a destination, under which the relay has its publisher; raises ``NotSendable``."""
+    """Return the kind of a destination, which selects the relay's publisher; raise ``NotSendable`` if it is none."""
     if _QUEUE_URL.fullmatch(destination):
         return SQS
     if _TOPIC_ARN.fullmatch(destination):
@@ -76,7 +76,7 @@ def scheme(destination: str) -> str:
 
 @lru_cache(maxsize=1024)
 def region(destination: str) -> str | None:
-    """Return the AWS region that a destination names; None if it names none, as a queue on this machine."""
+    """Return the AWS region that a destination names; None if it names none, such as a queue on this machine."""
     if destination.startswith("arn:"):
         return destination.split(":")[3]
     found = _REGION.search(destination.split("/")[2])
@@ -84,19 +84,19 @@ def region(destination: str) -> str | None:
 
 
 def is_fifo(destination: str) -> bool:
-    """Whether a queue or a topic keeps the order of each key by itself."""
+    """Whether a queue or a topic itself keeps the order of each key."""
     return destination.endswith(".fifo")
 
 
 def is_token(text: str) -> bool:
-    """Whether a text can be the group or the deduplication id of a message in a FIFO queue or topic."""
+    """Whether a text can be a message's group or deduplication id in a FIFO queue or topic."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def require_sendable(
     destination: str, body: bytes, *, key: str | None, headers: Mapping[str, str], message_id: str
 ) -> None:
-    """Raise ``NotSendable`` if a destination cannot take a message, ``MessageTooLarge`` because of its size."""
+    """Raise ``NotSendable`` if a destination cannot take a message, ``MessageTooLarge`` if it is too large."""
     kind = scheme(destination)
     if kind in (SQS, SNS, EVENTBRIDGE):
         _require_headers(destination, headers)
@@ -172,7 +172,7 @@ def _require_event(destination: str, body: bytes, key: str | None, headers: Mapp
         raise MessageTooLarge(destination, size, MAX_EVENTBRIDGE_BYTES)
 
 
-# The account's number and the queue's name end a queue's URL, on AWS and on its stand-ins alike.
+# A queue's URL ends in the account's number and the queue's name, on AWS and on its stand-ins alike.
 _QUEUE_URL = re.compile(r"https?://[^/?#\s]+(?:/[^/?#\s]+)*?/[0-9]{12}/[A-Za-z0-9_-]{1,80}(?:\.fifo)?")
 _TOPIC_ARN = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}(?:\.fifo)?")
 _BUS_ARN = re.compile(r"arn:aws[a-z-]*:events:[a-z0-9-]+:[0-9]{12}:event-bus/\S{1,256}")

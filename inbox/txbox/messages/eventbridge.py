@@ -1,20 +1,20 @@
-"""How a message travels through EventBridge: its body as the event's detail, all else among the event's resources.
+"""How a message travels through EventBridge: its body is the event's detail, everything else is in the resources.
 
-The detail is the body and nothing else, so that rules match on what was published, and a consumer without txbox finds
-what it expects. An event has no place for headers; its resources are a list of any texts, they arrive with the event,
-and rules can match on them, too (``{"resources": ["header:tenant=t-1"]}``). So the resources are:
+The detail is the body and nothing else, so that rules match what was published, and a consumer without txbox finds what
+it expects. An event has no place for headers; its resources are a list of arbitrary texts that arrive with the event,
+and rules can match them too (``{"resources": ["header:tenant=t-1"]}``). So the resources are:
 
-- ``message-id:`` and the message's id: what makes the event one of ours;
+- ``message-id:`` and the message's id, which marks the event as one of ours;
 - ``key:`` and the key, if there is one;
 - ``header:``, the name, ``=`` and the value, for each header;
-- ``body:`` and how the detail is turned back into the body.
+- ``body:`` and how to turn the detail back into the body.
 
-What is not a printable character of ASCII, ``%`` and, in a name, ``=`` are percent-encoded. What is longer than one
-resource may be goes on in another one of the same beginning. (EventBridge's TraceHeader is not used: it takes
-X-Ray's form only; ``traceparent`` travels as a header.)
+Characters other than printable ASCII, ``%`` and, in a name, ``=`` are percent-encoded. A value that is too long for one
+resource continues in another one with the same beginning. (EventBridge's TraceHeader is not used: it accepts only
+X-Ray's form; ``traceparent`` travels as a header.)
 
-EventBridge parses the detail and writes it again, so that blanks and escapes change. A body that is one of the ordinary
-ways to write its value is written in that way again. Any other travels a second time, compressed.
+EventBridge parses the detail and writes it again, which changes blanks and escapes. If a body is written in one of the
+ordinary ways, it is restored by writing it in that way again. Any other body travels a second time, compressed.
 """
 
 import base64
@@ -28,16 +28,16 @@ from urllib.parse import quote, unquote
 from txbox.errors import MalformedMessage
 
 DEFAULT_SOURCE = "txbox"
-"""An event's source, where no header ``source`` names one."""
+"""An event's source, if no header ``source`` names one."""
 
 DEFAULT_DETAIL_TYPE = "message"
-"""An event's detail type, where no header ``detail-type`` names one."""
+"""An event's detail type, if no header ``detail-type`` names one."""
 
 MAX_RESOURCE_CHARACTERS = 2_048
 """https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_PutEventsRequestEntry.html"""
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
-"""Of a body that comes compressed; far more than can be sent."""
+"""For a body that arrives compressed; far more than can be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EventEntry:
 
 @dataclass(frozen=True, slots=True)
 class EventLabels:
-    """What the resources of an event of ours mean; ``written`` is how the detail is turned back into the body."""
+    """What the resources of one of our events mean; ``written`` says how to turn the detail back into the body."""
 
     message_id: str
     key: str | None
@@ -61,7 +61,7 @@ class EventLabels:
 
 
 def is_event_detail(body: bytes) -> bool:
-    """Whether EventBridge takes a body: it is a JSON object, and its integers have 64 bits at most.
+    """Whether EventBridge accepts a body: it is a JSON object whose integers have at most 64 bits.
 
     https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_PutEvents.html
     """
@@ -72,9 +72,9 @@ def is_event_detail(body: bytes) -> bool:
 
 
 def event_entry(message_id: str, body: bytes, *, key: str | None, headers: Mapping[str, str]) -> EventEntry:
-    """Return a message as an entry of PutEvents; the headers ``source`` and ``detail-type`` are the event's.
+    """Return a message as an entry of PutEvents; the headers ``source`` and ``detail-type`` become the event's.
 
-    ``body`` is a JSON object; see ``is_event_detail``.
+    ``body`` must be a JSON object; see ``is_event_detail``.
     """
     lower = {name.lower(): value for name, value in headers.items()}
     resources = [
@@ -101,7 +101,7 @@ def entry_bytes(entry: EventEntry) -> int:
 
 
 def labels(resources: Iterable[Any]) -> EventLabels | None:
-    """Read the resources of an event; None if it is not one of ours."""
+    """Return what the resources of an event mean; None if it is not one of ours."""
     joined: dict[str, str] = {}
     for resource in resources:
         if not isinstance(resource, str):
@@ -124,9 +124,9 @@ def labels(resources: Iterable[Any]) -> EventLabels | None:
 
 
 def as_body(detail: bytes, written: str) -> bytes:
-    """Return the body that ``event_entry`` was given, or raise ``MalformedMessage``.
+    """Return the body that ``event_entry`` was given; raise ``MalformedMessage`` if it cannot be restored.
 
-    ``detail`` is as it is written in the event that arrived; ``written`` is ``EventLabels.written``.
+    ``detail`` is as written in the event that arrived; ``written`` is ``EventLabels.written``.
     """
     how, _, compressed = written.partition("=")
     try:
@@ -150,7 +150,7 @@ def _written(body: bytes) -> str:
             if json.dumps(value, **way).encode() == body:
                 return name
         except UnicodeEncodeError:
-            continue  # half a surrogate pair: it can be written escaped only
+            continue  # half a surrogate pair can only be written escaped
     return f"{_DEFLATE}={base64.b64encode(zlib.compress(body)).decode()}"
 
 

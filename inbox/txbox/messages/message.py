@@ -13,7 +13,7 @@ from urllib.parse import quote
 from txbox.errors import InvalidConfiguration, InvalidMessageId, MalformedMessage
 
 HEADER_MESSAGE_ID = "message-id"
-"""The id a producer gives a message and keeps through every re-send."""
+"""The id that a producer gives a message and keeps for every re-send."""
 HEADER_CLOUDEVENTS_ID = "ce-id"
 HEADER_CLOUDEVENTS_SOURCE = "ce-source"
 HEADER_EVENTBRIDGE_ID = "eventbridge-id"
@@ -21,11 +21,11 @@ HEADER_SNS_MESSAGE_ID = "sns-message-id"
 HEADER_DEDUPLICATION_ID = "sqs-deduplication-id"
 HEADER_GROUP_ID = "sqs-group-id"
 HEADER_FIRST_DELIVERY_ID = "first-delivery-id"
-"""The broker's id of a message before it was redriven, for want of a better one."""
+"""The broker's id of a message before it was redriven, if there was no better one."""
 HEADER_KEY = "key"
-"""Messages of one key keep their order, if their producer says so where there are no FIFO groups."""
+"""Messages of one key keep their order; a producer sets it where there are no FIFO groups."""
 HEADER_EVENTBRIDGE_KEY = "eventbridge-key"
-"""The key under which an outbox has published a message that came over EventBridge."""
+"""The key under which an outbox published a message that came over EventBridge."""
 
 MAX_MESSAGE_ID_BYTES = 1_000
 """In UTF-8. A B-tree entry of Postgres holds 2,704 bytes, and the subscriber's name is in it too."""
@@ -35,16 +35,16 @@ MAX_SUBSCRIBER_BYTES = 200
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An immutable envelope: what a handler is given.
+    """An immutable envelope: what a handler gets.
 
     Attributes:
-        id: what makes this message the same message when it comes again.
-        body: the payload, as it came out of its envelopes.
+        id: what makes this the same message when it comes again.
+        body: the payload, taken out of its envelopes.
         headers: what travelled beside the payload; names in lower case.
         source: where it was received from, such as a queue's URL.
-        sent_at: since when it has existed at the latest: the earliest time that came with it, in UTC, as one without a
-            zone is taken to be; None: unknown. It is for judging a message's age only. Who does so counts the time in
-            the id, too: ``time_of_id``.
+        sent_at: the latest time at which it can have been made: the earliest time that came with it, in UTC (one
+            without a zone is taken to be UTC); None: unknown. It serves only to judge a message's age, for which the
+            time in the id counts, too: ``time_of_id``.
     """
 
     id: str
@@ -59,14 +59,14 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The body as text; raises ``MalformedMessage`` if it is not UTF-8."""
+        """The body as text; raise ``MalformedMessage`` if it is not UTF-8."""
         try:
             return self.body.decode()
         except UnicodeDecodeError as error:
             raise MalformedMessage(f"the body of message {self.id} is not UTF-8: {error}") from error
 
     def json(self) -> Any:
-        """Return the body parsed as JSON; raises ``MalformedMessage`` if it is not JSON."""
+        """Return the body parsed as JSON; raise ``MalformedMessage`` if it is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -74,34 +74,34 @@ class Message:
 
 
 Identify = Callable[[Message], str]
-"""Chooses the id of a message. It is given the message with the broker's own id in ``id``."""
+"""Chooses the id of a message. It gets the message with the broker's own id in ``id``."""
 
 
 def identify(message: Message) -> str:
-    """Choose the id of a message, whose ``id`` is the broker's, by the first of these that it carries.
+    """Return the id of a message, whose ``id`` is the broker's: the first of these that it carries.
 
     1. our own ``message-id`` header,
-    2. CloudEvents ``source`` and ``id`` together (an id is unique within its source only),
+    2. CloudEvents ``source`` and ``id`` together (an id is unique only within its source),
     3. EventBridge's event id,
     4. SNS's MessageId,
     5. the group and the deduplication id that the producer gave a FIFO message; where SQS deduplicates per group, an
-       id is unique within its group only. The one that SQS derives from the body does not count: two purchases of equal
+       id is unique only within its group. An id that SQS derives from the body does not count: two purchases of equal
        content are two purchases.
-    6. the broker's own id of the delivery, such as SQS's MessageId. A producer that sends again gets a new one, so
-       this does not detect a producer's re-send: have the producer set ``message-id``.
+    6. the broker's own id of the delivery, such as SQS's MessageId. A producer that sends again gets a new one, so this
+       does not detect a producer's re-send: have the producer set ``message-id``.
     """
     headers = message.headers
     if own := headers.get(HEADER_MESSAGE_ID):
         return own
     source, event_id = headers.get(HEADER_CLOUDEVENTS_SOURCE), headers.get(HEADER_CLOUDEVENTS_ID)
     if source and event_id:
-        # A URI holds no blank, so one blank between the two keeps "a b" + "c" and "a" + "b c" apart.
+        # A URI contains no blank, so one blank between the two keeps "a b" + "c" and "a" + "b c" apart.
         return f"{quote(source, safe=_URI_CHARACTERS)} {event_id}"
     if upstream := headers.get(HEADER_EVENTBRIDGE_ID) or headers.get(HEADER_SNS_MESSAGE_ID):
         return upstream
     deduplication_id = headers.get(HEADER_DEDUPLICATION_ID)
     if deduplication_id and deduplication_id != hashlib.sha256(message.body).hexdigest():
-        # A group's id may hold no blank either.
+        # A group's id contains no blank either.
         return f"{headers.get(HEADER_GROUP_ID, '')} {deduplication_id}".strip()
     return headers.get(HEADER_FIRST_DELIVERY_ID, message.id)
 
@@ -110,11 +110,11 @@ _URI_CHARACTERS = "".join(chr(code) for code in range(0x21, 0x7F))
 
 
 def time_of_id(message_id: str) -> datetime | None:
-    """Return when an id was made, in UTC, if it is a UUID of version 7 (RFC 9562, section 5.7); None for all others.
+    """Return when an id was made, in UTC, if it is a UUID of version 7 (RFC 9562, section 5.7); otherwise None.
 
-    In either case of letters, with hyphens or without, and as a URN. A time before 2015 is not taken for one.
+    Upper or lower case, with or without hyphens, and URNs are all read. A time before 2015 is not taken for one.
     """
-    # A few comparisons rule out nearly all other ids before the expression runs: each message pays for them.
+    # A few comparisons rule out nearly all other ids before the expression runs: every message pays for them.
     if not (isinstance(message_id, str) and len(message_id) in _UUID_LENGTHS and "7" in message_id[_VERSION_PLACES]):
         return None
     found = _UUID_7.fullmatch(message_id)
@@ -122,7 +122,7 @@ def time_of_id(message_id: str) -> datetime | None:
 
 
 def time_from(written: object) -> datetime | None:
-    """Return a time that a broker or a producer has written; None if it cannot be read, which is no error.
+    """Return a time that a broker or a producer wrote; None, and no error, if it cannot be read.
 
     Args:
         written: milliseconds since 1970, as SQS writes them, or a time with its offset as in RFC 3339.
@@ -142,23 +142,23 @@ def time_from(written: object) -> datetime | None:
 
 
 def earliest(*times: datetime | None) -> datetime | None:
-    """Return the earliest of the times that are known; None if none is."""
+    """Return the earliest of the known times; None if none is known."""
     return min((time for time in times if time is not None), default=None)
 
 
 def _plausible(seconds: float) -> datetime | None:
-    """Return a time, unless it is none of a message's: too early, or too late for a ``datetime``."""
+    """Return a time; None if it is too early to be a message's, or too late for a ``datetime``."""
     return _EPOCH + timedelta(seconds=seconds) if _EARLIEST_SECONDS <= seconds < _LATEST_SECONDS else None
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST_SECONDS = datetime(2015, 1, 1, tzinfo=UTC).timestamp()
 _LATEST_SECONDS = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
-"""No upper bound that means anything: a time in the future is never the earliest, and never behind a horizon."""
+"""This bound has no other meaning: a time in the future is never the earliest, and never behind a horizon."""
 
 _UUID_LENGTHS = frozenset((32, 36, 45))
 _VERSION_PLACES = slice(-22, -19, 2)
-"""Where the version is: 22 characters from the end with hyphens, 20 without."""
+"""Where the version digit is: 22 characters from the end with hyphens, 20 without."""
 _UUID_7 = re.compile(
     "(?:urn:uuid:)?([0-9a-f]{8})(?P<hyphen>-?)([0-9a-f]{4})(?P=hyphen)7[0-9a-f]{3}(?P=hyphen)[89ab][0-9a-f]{3}(?P=hyphen)"
     "[0-9a-f]{12}",
@@ -192,18 +192,18 @@ def valid_message_id(message_id: str) -> str:
 
 
 def valid_subscriber_id(subscriber_id: str, of: str) -> str:
-    """Return the name of a subscriber if it can be one; ``of`` names the argument in the error.
+    """Return a subscriber's name if it is valid; ``of`` names the argument in the error.
 
-    Raises ``InvalidConfiguration``: it is empty, longer than ``MAX_SUBSCRIBER_BYTES``, or not text for Postgres.
+    Raise ``InvalidConfiguration`` if it is empty, longer than ``MAX_SUBSCRIBER_BYTES``, or not text for Postgres.
     """
     return valid_text(subscriber_id, of, MAX_SUBSCRIBER_BYTES)
 
 
 def valid_text(value: str, of: str, max_bytes: int) -> str:
-    """Return what Postgres can keep as text of 1 to ``max_bytes`` bytes.
+    """Return the value if Postgres can keep it as text of 1 to ``max_bytes`` bytes.
 
     Raises:
-        InvalidConfiguration: it cannot; ``of`` says whose argument it is.
+        InvalidConfiguration: it cannot; ``of`` names the argument.
     """
     try:
         if 0 < len(value.encode()) <= max_bytes and "\0" not in value:

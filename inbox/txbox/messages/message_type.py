@@ -1,7 +1,7 @@
-"""A message type, and how a body is read as it: by pydantic, from JSON.
+"""A message type, and how pydantic reads a body as it, from JSON.
 
-A body is malformed if pydantic says so, or if it is no JSON: ``NaN`` and ``Infinity``, which pydantic reads, are not in
-RFC 8259. Two members of one name are the last of them, as for ``json.loads``.
+A body is malformed if pydantic says so, or if it is not JSON: pydantic reads ``NaN`` and ``Infinity``, which RFC 8259
+does not have. Of two members with one name, the last counts, as for ``json.loads``.
 """
 
 from types import UnionType
@@ -11,13 +11,13 @@ from txbox.errors import InvalidConfiguration, MalformedMessage
 from txbox.messages.message import Message
 
 MAX_ERRORS = 10
-"""Errors of the validator that are told, of one body."""
+"""How many of the validator's errors are reported for one body."""
 
 MAX_COUNTED_ERRORS = 1_000
-"""If there are more, only their number is told: pydantic makes a list of all of them or of none."""
+"""Above this, only the number of errors is reported: pydantic lists all of them or none."""
 
 MAX_ERROR_CHARACTERS = 200
-"""Of one of them: a validator of the host's may quote the body."""
+"""For one of them: a host's validator may quote the body."""
 
 
 def plain_type(of: Any) -> Any:
@@ -32,7 +32,7 @@ def plain_type(of: Any) -> Any:
 
 
 def _members(of: Any) -> list[Any]:
-    """Return the types of a union, or the one type."""
+    """Return a union's member types, or the one type."""
     plain = plain_type(of)
     if isinstance(plain, UnionType) or get_origin(plain) is Union:
         return [member for part in get_args(plain) for member in _members(part)]
@@ -44,11 +44,11 @@ class MessageType:
 
     Attributes:
         of: the type itself.
-        name: of it, for people.
+        name: the type's name, for people.
     """
 
     def __init__(self, of: Any) -> None:
-        """Make what reads bodies.
+        """Prepare to read bodies as a type.
 
         Args:
             of: a type; ``Annotated[A | B, Field(discriminator="kind")]`` is one, too.
@@ -69,10 +69,10 @@ class MessageType:
         return f"MessageType({self.name})"
 
     def read(self, message: Message) -> Any:
-        """Return a message's body as an object of this type, made anew.
+        """Return a message's body as a new object of this type.
 
         Raises:
-            MalformedMessage: the body is not JSON, or not of this type. The text has the validator's words, bounded in
+            MalformedMessage: the body is not JSON, or not of this type. The text quotes the validator, within a bounded
                 length, and names fields but not their values.
         """
         try:
@@ -84,10 +84,10 @@ class MessageType:
         """Return the JSON Schema of bodies of this type.
 
         Args:
-            published: of what ``Outbox.publish`` writes, with computed fields; else of what is read.
+            published: the schema of what ``Outbox.publish`` writes, with computed fields; otherwise of what is read.
 
         Raises:
-            InvalidConfiguration: pydantic has none for a part of it.
+            InvalidConfiguration: pydantic has no schema for a part of it.
         """
         from pydantic.errors import PydanticUserError
 
@@ -100,11 +100,11 @@ class MessageType:
 
 
 class Unreadable(ValueError):
-    """A body is not JSON, or not of a type; the text has the validator's words."""
+    """A body is not JSON, or not of a type; the text quotes the validator."""
 
 
 def read_as(adapter: Any, body: bytes) -> Any:
-    """Return a body as an object of the type of pydantic's adapter; raises ``Unreadable``."""
+    """Return a body as an object of the type of pydantic's adapter; raise ``Unreadable`` if it is not one."""
     from pydantic import ValidationError
     from pydantic_core import from_json
 
@@ -125,7 +125,7 @@ def read_as(adapter: Any, body: bytes) -> Any:
 
 
 def adapter_of(of: Any, name: str) -> Any:
-    """Return pydantic's ``TypeAdapter`` for a type; raises as ``MessageType``."""
+    """Return pydantic's ``TypeAdapter`` for a type; raise as ``MessageType`` does."""
     try:
         from pydantic import TypeAdapter
     except ImportError as error:
@@ -134,9 +134,9 @@ def adapter_of(of: Any, name: str) -> Any:
         ) from error
     try:
         adapter = TypeAdapter(of)
-        if not adapter.pydantic_complete:  # a name in it is not defined yet; now, and not at the first message
+        if not adapter.pydantic_complete:  # a name in it is undefined; fail now, not at the first message
             adapter.rebuild(raise_errors=True)
-    except Exception as error:  # types say by code of their own how they are read
+    except Exception as error:  # a type's own code may decide how it is read
         why = getattr(error, "message", None) or str(error)  # pydantic's text has a link, too
         raise InvalidConfiguration(f"{name} is no message type that pydantic can read: {why}") from error
     return adapter
@@ -155,7 +155,7 @@ def name_of(of: Any) -> str:
 
 
 def _words(error: Any) -> str:
-    """Return what the validator says: each field with its error, without the values."""
+    """Return the validator's text: each field with its error, without the values."""
     count = error.error_count()
     if count > MAX_COUNTED_ERRORS:
         return f"{count:,} errors"
@@ -170,6 +170,6 @@ def _shortened(text: str) -> str:
 
 
 _BODY_ITSELF = (str, bytes, bytearray, memoryview, Message)
-"""A handler with such an annotation may mean the body as it came, or a string in JSON."""
+"""A handler annotated with one of these may mean the body as it came, or a string in JSON."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -1,1 +1,1 @@
-"""What all use of Postgres: engines, transactions and their guards, SQLSTATEs, how SQL is put together."""
+"""What all use of Postgres shares: engines, transactions and their guards, SQLSTATEs, and how SQL is built."""

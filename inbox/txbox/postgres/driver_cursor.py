@@ -1,10 +1,10 @@
-"""The driver's cursor: our statements in the caller's transaction, over whatever driver and connection that has.
+"""The driver's cursor: our statements in the caller's transaction, over any driver and connection.
 
-Statements are written for psycopg, with ``%(name)s`` for parameters; what another driver wants is in ``drivers``. For
-a statement with one row there is a short way, without SQLAlchemy's result: it takes 40 us of the client to make a
-result of a text and describe its columns, as much as psycopg takes for an INSERT. Where the host listens to statements,
-or logs them, or its transaction is not begun, or stands no more, SQLAlchemy runs the statement as any other. In either
-way, values are read and written by our own adapters.
+Statements are written for psycopg, with ``%(name)s`` for parameters; ``drivers`` adapts them for other drivers. A
+statement that returns one row has a short cut without SQLAlchemy's result: making a result of a text and describing its
+columns takes 40 us of the client's time, as much as psycopg takes for an INSERT. SQLAlchemy runs the statement as any
+other if the host listens to statements or logs them, or if its transaction has not begun or is no longer usable. Either
+way, our own adapters read and write the values.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
 
 def run(connection: Connection, sql: str, parameters: Mapping[str, Any] = NO_PARAMETERS) -> Any:
-    """Run a statement in the caller's transaction, and return its result as SQLAlchemy has it.
+    """Run a statement in the caller's transaction, and return SQLAlchemy's result.
 
     Args:
         connection: in a transaction, or about to begin one.
@@ -30,9 +30,9 @@ def run(connection: Connection, sql: str, parameters: Mapping[str, Any] = NO_PAR
         parameters: their values, by name.
 
     Raises:
-        InvalidConfiguration: asyncpg has codecs of the host's for our values.
-        sqlalchemy.exc.DBAPIError, and whatever else ``Connection.exec_driver_sql`` raises; psycopg.Error on a
-            connection of psycopg's own.
+        InvalidConfiguration: the host has set asyncpg codecs for our types of values.
+        sqlalchemy.exc.DBAPIError, and whatever else ``Connection.exec_driver_sql`` raises; psycopg.Error on psycopg's
+            own connection.
     """
     if _is_asyncpg(connection):
         refuse_codecs(connection)
@@ -50,7 +50,7 @@ def run(connection: Connection, sql: str, parameters: Mapping[str, Any] = NO_PAR
 def fetch_one(connection: Connection, sql: str, parameters: Mapping[str, Any]) -> Any:
     """Run a statement in the caller's transaction, and return its first row; None if it returns none.
 
-    The arguments, and what is raised, are those of ``run``.
+    Arguments and errors are those of ``run``.
     """
     if is_psycopg(connection) or _is_observed(connection) or not _is_begun(connection):
         return run(connection, sql, parameters).fetchone()
@@ -64,14 +64,14 @@ def fetch_one(connection: Connection, sql: str, parameters: Mapping[str, Any]) -
         row = cursor.fetchone()
     except BaseException as error:  # noqa: BLE001 - SQLAlchemy raises it again
         of_driver = isinstance(error, connection.dialect.loaded_dbapi.Error)
-        # Wraps it, calls listeners for errors, and invalidates a connection that is lost, as for its own statements.
+        # Wraps the error, calls error listeners, and invalidates a lost connection, as for SQLAlchemy's own statements.
         connection._handle_dbapi_exception(error, sql if of_driver else None, values, cursor, None)  # noqa: SLF001 - no other way
     cursor.close()
     return row
 
 
 def open_cursor(connection: Connection) -> Any:
-    """Open a cursor of the driver's for our statements; the caller closes it."""
+    """Open a cursor of the driver for our statements; the caller closes it."""
     driver: Any = connection.connection.driver_connection
     if isinstance(driver, psycopg.Connection):
         return OwnCursor(driver)
@@ -89,7 +89,7 @@ def _is_asyncpg(connection: Connection) -> bool:
 
 
 def _is_observed(connection: Connection) -> bool:
-    """Whether the host sees each statement: it listens for them, or logs them."""
+    """Whether the host sees each statement, because it listens for them or logs them."""
     return bool(
         connection._has_events  # noqa: SLF001 - as SQLAlchemy itself asks before each statement
         or connection.engine._has_events  # noqa: SLF001
@@ -99,9 +99,9 @@ def _is_observed(connection: Connection) -> bool:
 
 
 def _is_begun(connection: Connection) -> bool:
-    """Whether the connection is in a transaction of SQLAlchemy's that can be used."""
+    """Whether the connection is in a usable transaction of SQLAlchemy's."""
     transaction, nested = connection.get_transaction(), connection.get_nested_transaction()
     if transaction is None or not transaction.is_active or (nested is not None and not nested.is_active):
         return False
-    block = connection._trans_context_manager  # noqa: SLF001 - of a transaction that may have ended within it
+    block = connection._trans_context_manager  # noqa: SLF001 - the transaction may have ended inside its block
     return block is None or block._transaction_is_active()  # noqa: SLF001

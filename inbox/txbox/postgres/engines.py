@@ -1,13 +1,13 @@
-"""Engines, our own and those we are given: how connections are made, and what is checked when one is new.
+"""Engines, ours and the host's: how they connect, and what is checked on a new connection.
 
-A pooler in transaction mode (PgBouncer) gives a client another server from one transaction to the next. A prepared
-statement stays at the server that prepared it, under a name that psycopg counts up in each client: ``_pg3_0`` may be
-another client's statement there, and Postgres would run it without an error. So a pooler has to be noticed before
-anything is prepared: ``pg_backend_pid()`` differs from the process id that the connection was given at its start. Then
-nothing is prepared on that connection any more.
+A pooler in transaction mode (PgBouncer) may use another server for each transaction of a client. A prepared statement
+stays on the server that prepared it, under a name that psycopg counts up in each client: there, ``_pg3_0`` may be
+another client's statement, which Postgres would run without an error. So we have to notice a pooler before anything is
+prepared: ``pg_backend_pid()`` differs from the process id that the connection got when it started. From then on, nothing
+is prepared on that connection.
 
-A pooler could give a process id that is right by chance. PgBouncer draws 32 bits, and a server is asked again in
-every transaction that records or publishes, while psycopg prepares at the sixth run of a statement.
+A pooler's process id might match by chance. PgBouncer draws 32 random bits, and we ask the server again in every
+transaction that records or publishes, while psycopg prepares a statement only when it runs for the sixth time.
 """
 
 import logging
@@ -42,35 +42,35 @@ KEEPALIVES: dict[str, object] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Parameters of libpq, for TCP: a peer that is gone is noticed within 30 seconds. In seconds, the last in milliseconds.
+"""libpq's parameters for TCP: we notice a dead peer within 30 seconds. In seconds, except the last, in milliseconds.
 https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-KEEPALIVES
 """
 
 
 CONNECT_SECONDS = 10
-"""How long one host may take to let a connection in, where neither parameters nor environment set another time."""
+"""How long one host may take to accept a connection, if neither parameters nor environment set another time."""
 
 OLDEST_SERVER = 14
-"""The oldest major version of Postgres that is tested. A newer one than those that are tested is let in."""
+"""The oldest major version of Postgres that we test. Versions newer than the tested ones are accepted."""
 
 
 def open_engine(url: str | URL, **options: Any) -> Engine:
     """Make an engine with the options of ``create_engine``, and adopt it.
 
-    ``prepare_threshold`` in the URL's query may be a number, or ``None``; or it is ``prepareThreshold``, as for the
-    JDBC driver.
+    ``prepare_threshold`` in the URL's query may be a number or ``None``. It may also be written ``prepareThreshold``, as
+    for the JDBC driver.
     """
     return adopt(create_engine(url, **options))
 
 
 def adopt(engine: Engine) -> Engine:
-    """Take charge of the connections of an engine from now on, and return it; a second call changes nothing.
+    """Set up the connections that an engine makes from now on, and return the engine; a second call changes nothing.
 
-    Its new connections get ``KEEPALIVES`` and ``CONNECT_SECONDS``, where their parameters set nothing else. One through
-    which a pooler answers prepares no statements. A wait for an answer that does not come is ended, see ``watchdog``;
-    the parameter ``txbox_watchdog_seconds``, in the URL's query or in ``connect_args``, is the time after which the
-    server is asked. One to a server that is too old, or a database that is not UTF-8, is closed again, and raises
-    ``InvalidConfiguration``. Other drivers than psycopg are left alone.
+    New connections get ``KEEPALIVES`` and ``CONNECT_SECONDS``, unless their parameters say otherwise. A connection
+    through a pooler prepares no statements. The watchdog ends a wait for an answer that does not come, see ``watchdog``;
+    the parameter ``txbox_watchdog_seconds``, in the URL's query or in ``connect_args``, is the time after which it asks
+    the server. A connection to a server that is too old, or to a database that is not UTF-8, is closed again and raises
+    ``InvalidConfiguration``. Drivers other than psycopg are left alone.
     """
     dialect = engine.dialect
     if dialect.driver != "psycopg":
@@ -80,16 +80,16 @@ def adopt(engine: Engine) -> Engine:
             return engine
         _adopted.add(dialect)
         event.listen(engine, "do_connect", _complete)
-        # Before SQLAlchemy's own first look at a server, which may wait for an answer, and cannot read SQL_ASCII.
+        # Before SQLAlchemy first queries a server: that may wait for an answer, and cannot read SQL_ASCII.
         event.listen(engine, "connect", _check_new, insert=True)
         event.listen(engine, "checkout", partial(_check_out, dialect))
     return engine
 
 
 def discard_if_session_broken(connection: Connection, error: BaseException) -> bool:
-    """Discard a connection, if a statement of ours has failed because of the state of its session.
+    """Discard a connection if a statement of ours failed because of the state of its session.
 
-    Returns whether another connection may succeed: this one, of an adopted engine, is discarded, and was not new.
+    Return whether another connection may succeed: this one belonged to an adopted engine, was discarded and was not new.
     """
     if connection.closed or connection.invalidated or not is_of_the_session(error):
         return False
@@ -99,9 +99,9 @@ def discard_if_session_broken(connection: Connection, error: BaseException) -> b
 
 
 def retry_on_new_connections(engine: Engine, work: Callable[[Connection], T]) -> T:
-    """Run statements that may be run again: after an error of a session, on the next connection, until a new one fails.
+    """Run repeatable statements; after an error of the session, run them on the next connection, until a new one fails.
 
-    ``work`` is given each connection, and commits or rolls back by itself; what it returns is returned.
+    ``work`` gets each connection, and commits or rolls back itself; its result is returned.
     """
     while True:
         with engine.connect() as connection:
@@ -114,10 +114,10 @@ def retry_on_new_connections(engine: Engine, work: Callable[[Connection], T]) ->
 
 
 def require_server(connection: Connection) -> None:
-    """Raise ``InvalidConfiguration`` for a server that is too old, or a database that is not UTF-8.
+    """Raise ``InvalidConfiguration`` if the server is too old, or the database is not UTF-8.
 
-    A database in another encoding cannot keep every id and every error. The server has sent its version and encoding
-    at the connection's start, so they are read once, and nothing is asked.
+    A database in another encoding cannot keep every id and every error. The server sends its version and encoding when
+    a connection starts, so this reads them once, and asks nothing.
     """
     info = connection.info
     _require_version(connection)
@@ -127,13 +127,13 @@ def require_server(connection: Connection) -> None:
 
 
 def note_server(connection: Connection, pid: int) -> None:
-    """Compare the server that has answered a statement, by its ``pg_backend_pid()``, with the connection's own.
+    """Compare the server that answered a statement, by its ``pg_backend_pid()``, with the connection's own.
 
-    Another one means a pooler: psycopg prepares nothing any more.
+    If they differ, a pooler is in between, and psycopg prepares nothing from then on.
 
     Raises:
-        InvalidConfiguration: the server is too old; or asyncpg keeps prepared statements, under names that other
-            clients have there.
+        InvalidConfiguration: the server is too old; or asyncpg keeps prepared statements under names that other clients
+            use there.
     """
     _require_version(connection)
     if connection.dialect.driver == "asyncpg":
@@ -143,7 +143,7 @@ def note_server(connection: Connection, pid: int) -> None:
 
 
 def stop_preparing(connection: Connection) -> None:
-    """Discard a connection that a pooler has led to another client's statements, and prepare nothing on the others."""
+    """Discard a connection that ran into another client's statement through a pooler; prepare nothing on the others."""
     _unprepared.add(connection.dialect)
     connection.invalidate()
 
@@ -191,20 +191,20 @@ def _compare(driver: Any, pid: int) -> None:
 
 
 def complete(parameters: dict[str, Any]) -> None:
-    """Add ``KEEPALIVES`` and ``CONNECT_SECONDS`` to libpq's parameters, where these set nothing else."""
+    """Add ``KEEPALIVES`` and ``CONNECT_SECONDS`` to libpq's parameters, unless these say otherwise."""
     if "service" in parameters:  # its file may say otherwise
         return
     for name, value in KEEPALIVES.items():
         parameters.setdefault(name, value)
     if not any(one.keyword == b"connect_timeout" and one.val for one in Conninfo.get_defaults()):
         seconds = math.ceil(min(CONNECT_SECONDS, bound()))
-        parameters.setdefault("connect_timeout", seconds)  # PGCONNECT_TIMEOUT does not say otherwise
+        parameters.setdefault("connect_timeout", seconds)  # only if PGCONNECT_TIMEOUT is not set
 
 
 def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
     complete(parameters)
     record.info[_WATCHDOG] = _read_seconds(parameters.pop(_WATCHDOG, WATCHDOG_SECONDS))
-    # As the JDBC driver has it, for which the same URL may be meant: there, 0 is to prepare nothing.
+    # The name of the JDBC driver, for which the same URL may be meant: there, 0 means to prepare nothing.
     if (as_jdbc_has_it := parameters.pop("prepareThreshold", None)) is not None:
         parameters.setdefault("prepare_threshold", "None" if str(as_jdbc_has_it) == "0" else as_jdbc_has_it)
     threshold = parameters.get("prepare_threshold")
@@ -215,7 +215,7 @@ def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[s
 
 
 def _read_threshold(text: str) -> int | None:
-    """Read psycopg's ``prepare_threshold``, as a URL has it: a number, or None."""
+    """Read psycopg's ``prepare_threshold`` as a URL has it: a number, or None."""
     if text.strip().lower() in ("none", ""):
         return None
     try:
@@ -270,18 +270,18 @@ async def _ask_pid(driver: psycopg.AsyncConnection[Any]) -> int:
 
 
 def _driver_of(dbapi_connection: Any) -> Any:
-    """Return psycopg's connection, which SQLAlchemy wraps where it is one for coroutines."""
+    """Return psycopg's connection; SQLAlchemy wraps an async one."""
     return getattr(dbapi_connection, "driver_connection", dbapi_connection)
 
 
 def _check_out(dialect: Dialect, dbapi_connection: Any, record: Any, _checked_out: Any) -> None:
-    """Count the checkouts of a connection; check one that its pool had before the engine was adopted.
+    """Count the checkouts of a connection; check one that was in the pool before the engine was adopted.
 
-    One that was left in another encoding is discarded, by DisconnectionError: text that this encoding lacks would fail
-    in the driver, message after message, and no error of the server would show it.
+    Raise DisconnectionError to discard one that was returned with another encoding: text that this encoding lacks would
+    fail in the driver, message after message, and no error of the server would show it.
     """
     driver = _driver_of(dbapi_connection)
-    if dialect in _unprepared:  # the pool had this one already when a pooler was noticed
+    if dialect in _unprepared:  # this one was in the pool when a pooler was noticed
         driver.prepare_threshold = None
     if not driver.closed:
         encoding = driver.pgconn.parameter_status(b"client_encoding")
@@ -293,7 +293,7 @@ def _check_out(dialect: Dialect, dbapi_connection: Any, record: Any, _checked_ou
         record.info[_CHECKOUTS] = 2
         try:
             _check_new(dbapi_connection, record)
-        except psycopg.Error:  # its user finds a lost one, as always
+        except psycopg.Error:  # whoever uses it finds it lost, as always
             _log.debug("a connection of the pool could not be checked", exc_info=True)
 
 

@@ -1,18 +1,19 @@
-"""Several statements of ours in one round trip: libpq's pipeline mode, beneath SQLAlchemy and psycopg's cursors.
+"""Several of our statements in one round trip: libpq's pipeline mode, beneath SQLAlchemy and psycopg's cursors.
 
-A cursor takes 50 to 130 us of the client for each statement, and a round trip. Here statements are sent one after the
-other and their answers are read together, for 10 to 20 us each::
+A cursor costs 50 to 130 us of the client's time for each statement, and a round trip. Here statements are sent one after
+the other and their answers are read together, for 10 to 20 us each::
 
     client   BEGIN ─ limit ─ record ─ sync ──┐                     the transaction stays open
     server                                   └── ok ─ ok ─ row ─ sync
 
-If one fails, the server skips those after it; its transaction, if there is one, is aborted. So a COMMIT that is sent
-behind other statements commits only if none of them has failed.
+If one fails, the server skips those after it, and aborts the transaction if there is one. So a COMMIT sent behind other
+statements commits only if none of them failed.
 
-A statement that has a plan is prepared at its first run on a connection, under a name that is a digest of its text:
-under the same name no client, behind whatever pooler, has another statement. Where nothing is to be prepared
-(``prepare_threshold=None``, or a pooler was noticed, see ``engines``), its text is sent each time. psycopg discards all
-that is prepared on a connection (DEALLOCATE ALL) after a ROLLBACK or a DROP, and so may the host: ``PreparedLost``.
+A statement that has a plan is prepared when it first runs on a connection. Its name is a digest of its text, so no
+client, behind whatever pooler, has another statement under the same name. Where nothing may be prepared
+(``prepare_threshold=None``, or a pooler was noticed, see ``engines``), the text is sent each time. After a ROLLBACK or a
+DROP, psycopg discards everything prepared on the connection (DEALLOCATE ALL), and the host may do so too:
+``PreparedLost``.
 
 https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 """
@@ -36,17 +37,16 @@ from txbox.postgres.drivers.greenlets import wait_for
 from txbox.postgres.drivers.own_adapters import reader_of
 
 Value = bytes | None
-"""A parameter as Postgres reads it as text; None: null."""
+"""A parameter in Postgres's text format; None: null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
     """A statement with parameters $1, $2, ….
 
-    Attributes:
         text: in UTF-8.
         parameters: their names, in order.
-        has_plan: whether it is worth preparing; BEGIN, say, is not.
+        has_plan: whether preparing it pays; for BEGIN, say, it does not.
     """
 
     text: bytes
@@ -61,7 +61,7 @@ class Statement:
     @classmethod
     @lru_cache(maxsize=1024)
     def of(cls, text: str, *, has_plan: bool = True) -> "Statement":
-        """Make one of a statement of a ``SqlFile``, whose parameters are ``%(name)s``."""
+        """Return a statement made from one of a ``SqlFile``, whose parameters are ``%(name)s``."""
         names: list[str] = []
 
         def number(match: re.Match[str]) -> str:
@@ -75,26 +75,26 @@ class Statement:
         return cls(numbered.encode(), tuple(names), has_plan)
 
     def with_values(self, **values: str | bytes | None) -> "Step":
-        """Return it with values for its parameters."""
+        """Return the statement with values for its parameters."""
         given = [values[name] for name in self.parameters]
         return Step(self, [one.encode() if isinstance(one, str) else one for one in given])
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A statement to be run, with its values in order."""
+    """A statement to run, with its values in order."""
 
     statement: Statement
     values: Sequence[Value] = ()
 
     def __post_init__(self) -> None:
-        # libpq takes a text up to its first NUL, without an error.
+        # libpq silently ends a text at its first NUL.
         if any(value is not None and b"\0" in value for value in self.values):
             raise ValueError("a NUL character, which Postgres cannot keep")
 
 
 class Reply:
-    """The answer to a step that went out with others: its result, or the error with which it has failed."""
+    """The answer to a step that went out with others: its result, or the error with which it failed."""
 
     __slots__ = ("_result", "error")
 
@@ -103,18 +103,18 @@ class Reply:
         self.error = error
 
     def result(self) -> Any:
-        """Return the result, as libpq has it; raises the ``psycopg.Error`` of the step."""
+        """Return the libpq result, or raise the step's ``psycopg.Error``."""
         if self.error is not None:
             raise self.error
         return self._result
 
 
 class StepFailed(Exception):
-    """A step has failed, and those after it were skipped; its cause is the error of psycopg.
+    """A step failed, and those after it were skipped; the cause is psycopg's error.
 
     Attributes:
-        number: which of the steps, from 0.
-        error: its error.
+        number: the step's, from 0.
+        error: the step's.
     """
 
     def __init__(self, number: int, error: psycopg.Error) -> None:
@@ -124,21 +124,21 @@ class StepFailed(Exception):
 
 
 class PreparedLost(Exception):
-    """What was prepared on the connection is not there any more: the transaction, which is aborted, is to be run again.
+    """What was prepared on the connection is lost. The transaction is aborted and has to run again.
 
-    It comes with BEGIN, where ``commit_guard.begin`` begins once more; or with COMMIT, if the connection was used in
+    This comes with BEGIN, where ``commit_guard.begin`` begins once more; or with COMMIT, if the connection was used in
     between.
     """
 
 
 def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
-    """Run statements in one round trip; return their results, as libpq has them.
+    """Run statements in one round trip, and return their libpq results.
 
     Raises:
-        StepFailed: from the ``psycopg.Error`` of the statement that has failed.
-        PreparedLost: a statement has to be prepared again; nothing that follows it has run.
+        StepFailed: from the ``psycopg.Error`` of the statement that failed.
+        PreparedLost: a statement has to be prepared again; nothing after it has run.
         psycopg.OperationalError: the connection was lost.
-        UnicodeEncodeError: the connection's encoding, which is not UTF-8, lacks a character.
+        UnicodeEncodeError: the connection's encoding is not UTF-8, and lacks a character.
     """
     driver: Any = connection.connection.driver_connection
     pgconn = driver.pgconn
@@ -148,7 +148,7 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
         steps = [_encoded(step, encoding) for step in steps]
     with _locked(driver):
         pgconn.enter_pipeline_mode()
-        asked: list[tuple[Statement, bool]] = []  # for each answer: of which statement, and whether to its Parse alone
+        asked: list[tuple[Statement, bool]] = []  # for each answer: its statement, and whether it is only to the Parse
         for step in steps:
             statement = step.statement
             if prepared is None or not statement.has_plan:
@@ -162,15 +162,15 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
         pgconn.pipeline_sync()
         try:
             answers = _waited(driver.wait(_answers(pgconn)))
-        finally:  # also if it is cancelled: psycopg has the server stop then, and reads what it says to the end
+        finally:  # also if it is cancelled: psycopg then has the server stop, and reads everything it still sends
             if not driver.closed:
                 _leave_pipeline(pgconn)
     results: list[Any] = []
-    for answer, (statement, is_parse) in zip(answers, asked, strict=False):  # after an error that closes it, some lack
+    for answer, (statement, is_parse) in zip(answers, asked, strict=False):  # after a fatal error, some are missing
         if answer.status not in _DONE:
             error = psycopg.errors.error_from_result(answer, encoding=encoding)
             if prepared is not None and statement.has_plan and error.sqlstate in _NOT_AS_PREPARED:
-                # Prepared by another client of a pooler's server, or gone.
+                # Another client of a pooler's server prepared it, or it is gone.
                 prepared.add(statement.name) if is_parse else prepared.clear()
                 raise PreparedLost from error
             raise StepFailed(len(results), error) from error
@@ -182,7 +182,7 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
 
 
 def _leave_pipeline(pgconn: Any) -> None:
-    """Leave pipeline mode, in which psycopg's own statements fail, or wait for ever; close what cannot leave it."""
+    """Leave pipeline mode, in which psycopg's own statements fail or hang; close a connection that cannot leave it."""
     try:
         pgconn.exit_pipeline_mode()
     except psycopg.OperationalError:  # answers were not read
@@ -190,7 +190,7 @@ def _leave_pipeline(pgconn: Any) -> None:
 
 
 def _encoded(step: Step, encoding: str) -> Step:
-    """Return a step in the encoding of its connection, which the host has chosen."""
+    """Return a step in the connection's encoding, which the host chose."""
     statement = step.statement
     text = statement.text.decode().encode(encoding)
     values = [None if one is None else one.decode().encode(encoding) for one in step.values]
@@ -198,12 +198,12 @@ def _encoded(step: Step, encoding: str) -> Step:
 
 
 def row_of(connection: Connection, result: Any) -> tuple[Any, ...] | None:
-    """Return the first row of a result; None if there is none."""
+    """Return the first row of a result; None if it has none."""
     return next(iter(rows_of(connection, result)), None)
 
 
 def rows_of(connection: Connection, result: Any) -> list[tuple[Any, ...]]:
-    """Return the rows of a result, their values as psycopg itself reads them, whatever the host has registered."""
+    """Return the rows of a result, with values as psycopg itself reads them, whatever the host has registered."""
     driver: Any = connection.connection.driver_connection
     reader = reader_of(driver)
     reader.set_pgresult(result)
@@ -213,7 +213,7 @@ def rows_of(connection: Connection, result: Any) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def _locked(driver: Any) -> Iterator[None]:
-    """Take the lock that psycopg's own cursors take, of a connection for functions or for coroutines."""
+    """Take the lock that psycopg's own cursors take, on a sync or an async connection."""
     _waited(driver.lock.acquire())
     try:
         yield
@@ -222,12 +222,12 @@ def _locked(driver: Any) -> Iterator[None]:
 
 
 def _waited(result: Any) -> Any:
-    """Return a result; if it is that of a connection for coroutines, wait for it in the greenlet."""
+    """Return a result; if it comes from an async connection, wait for it in the greenlet."""
     return wait_for(result) if inspect.isawaitable(result) else result
 
 
 def _answers(pgconn: Any) -> Any:
-    """Send what is queued, and read answers up to the one to Sync; a generator for psycopg's ``wait``."""
+    """Send what is queued, and read answers up to that to Sync; a generator for psycopg's ``wait``."""
     yield from generators.send(pgconn)
     answers: list[Any] = []
     while True:
@@ -246,9 +246,9 @@ def _answers(pgconn: Any) -> Any:
 
 _NOT_AS_PREPARED = ("26000", "42P05")  # invalid_sql_statement_name, duplicate_prepared_statement
 _AS_UTF8 = ("utf-8", "ascii")
-"""What psycopg calls encodings in which text is sent as UTF-8; ascii is SQL_ASCII, which changes nothing."""
+"""psycopg's names of encodings in which we send text as UTF-8; ascii is SQL_ASCII, which converts nothing."""
 
 _DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _PLACEHOLDER = re.compile(r"%%|%\((\w+)\)s")
 _prepared: "WeakKeyDictionary[Any, set[bytes]]" = WeakKeyDictionary()
-"""By connection of the driver: the names of what was prepared on it."""
+"""By driver connection, the names of what was prepared on it."""

@@ -1,4 +1,4 @@
-"""Questions to Postgres about itself."""
+"""Questions to Postgres about itself. They need no table of ours."""
 
 from sqlalchemy import Connection
 
@@ -7,8 +7,6 @@ from txbox.postgres.sql_files import SqlFile
 
 
 class ServerStatements(SqlFile, file="server.sql"):
-    """The statements of ``server.sql``, which need no table of ours."""
-
     backend_pid: str
     named_by_asyncpg: str
     sessions_at_work: str
@@ -24,18 +22,17 @@ SERVER = ServerStatements.load()
 
 
 def estimate_rows(connection: Connection, table_name: str) -> int:
-    """Return how many rows a table (its name quoted) has, by Postgres's statistics."""
+    """Return Postgres's estimate of a table's rows; ``table_name`` is quoted."""
     return int(connection.exec_driver_sql(SERVER.row_estimate, {"table_name": table_name}).scalar_one())
 
 
 def refuse_read_only(connection: Connection, what: str) -> None:
-    """Raise ``InvalidConfiguration`` if the server takes no writes; ``what`` names what needs one that does."""
+    """Raise ``InvalidConfiguration`` if the server takes no writes; ``what`` names what needs a primary."""
     if connection.exec_driver_sql(SERVER.takes_no_writes).scalar_one():
         raise read_only_server(what)
 
 
 def read_only_server(what: str) -> InvalidConfiguration:
-    """Return the error of ``refuse_read_only``."""
     return InvalidConfiguration(
         "this server takes no writes: it is a standby, or default_transaction_read_only is on; "
         f"{what} needs the URL of the primary"

@@ -1,4 +1,4 @@
-"""What the errors of Postgres mean to us.
+"""SQLSTATEs: what the errors of Postgres mean to us.
 
 Codes: https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DATABASE_ERRORS = (DBAPIError, psycopg.Error)
-"""What a statement raises: of SQLAlchemy's connection, or of psycopg's own."""
+"""What a statement raises: on SQLAlchemy's connection, or on psycopg's own."""
 
 SERIALIZATION_FAILURE = "40001"
 DEADLOCK_DETECTED = "40P01"
@@ -42,7 +42,7 @@ LOCK_NOT_AVAILABLE = "55P03"
 CONFLICTS = {DEADLOCK_DETECTED: "deadlock", SERIALIZATION_FAILURE: "serialization failure"}
 INSUFFICIENT_PRIVILEGE = "42501"
 INVALID_CURSOR_NAME = "34000"
-OUT_OF_MEMORY = "53200"  # the table of locks is full, too
+OUT_OF_MEMORY = "53200"  # also if the lock table is full
 QUERY_CANCELED = "57014"  # by a time-out, or by a person
 READ_ONLY = "25006"  # read_only_sql_transaction
 UNDEFINED_COLUMN = "42703"
@@ -58,9 +58,9 @@ PREPARED_REMEDY = (
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """Return the five-character code of a database error, however deep it is wrapped; None if it has none.
+    """Return the five-character code of a database error, however deeply it is wrapped; None if it has none.
 
-    It may be an error of psycopg, of SQLAlchemy around it (``orig``), or anything raised ``from`` one.
+    It may be psycopg's error, SQLAlchemy's error around it (``orig``), or anything raised ``from`` one.
     """
     seen: set[int] = set()
     current: BaseException | None = error
@@ -74,42 +74,42 @@ def sqlstate(error: BaseException) -> str | None:
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the same transaction, run again from its start, may well succeed."""
+    """Whether the same transaction may succeed if it runs again from its start."""
     return sqlstate(error) in (SERIALIZATION_FAILURE, DEADLOCK_DETECTED)
 
 
 def conflict_relation(error: BaseException) -> str:
-    """Return the relation in which a transaction met another one; an empty text if the server does not say."""
+    """Return the relation on which a transaction conflicted with another; an empty text if the server does not say."""
     context = getattr(getattr(getattr(error, "orig", error), "diag", None), "context", None) or ""
     found = _RELATION.search(context)
     return found["name"] if found else ""
 
 
 def is_lost_prepared_statement(error: BaseException) -> bool:
-    """Whether a statement that psycopg has prepared was not found, or its name was that of another one.
+    """Whether a statement that psycopg prepared was not found, or its name belonged to another one.
 
-    It means that a pooler has changed the server; see ``PREPARED_REMEDY``.
+    That means that a pooler switched servers; see ``PREPARED_REMEDY``.
     """
     if sqlstate(error) not in _PREPARED:
         return False
     text = str(getattr(error, "orig", None) or error)
-    return "_pg3_" in text  # psycopg's names; what a handler names itself is its own matter
+    return "_pg3_" in text  # psycopg's names; statements that a handler names are its own affair
 
 
 def is_of_the_session(error: BaseException) -> bool:
-    """Whether a statement of ours may have failed by the state of its session alone.
+    """Whether a statement of ours may have failed only because of its session's state.
 
     A committed SET ROLE, search_path, statement_timeout or default_transaction_read_only stays with the connection, and
-    so does a server that is no primary any more. Another connection may do better.
+    so does a server that is no longer primary. Another connection may succeed.
     """
     code = sqlstate(error) or ""
     return code.startswith("42") or code in _SESSION_STATES
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether an error means that the database cannot be worked with for now, whatever is asked of it.
+    """Whether an error means that the database cannot be used for now, whatever is asked of it.
 
-    A lost or refused connection, a server that starts, stops or is full of connections, a pool that is exhausted.
+    That is a lost or refused connection, a server that starts, stops or has too many connections, or an exhausted pool.
     """
     if isinstance(error, PoolTimeoutError):
         return True

@@ -1,4 +1,4 @@
-"""Database URLs: the only reader of them."""
+"""Database URLs: the only place that reads them."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
 
 DATABASE_URL_VARIABLE = "TXBOX_DATABASE_URL"
-"""The environment variable in which programs of ours look for one."""
+"""The environment variable from which our programs take the database URL."""
 
 PROGRAM_CONNECT_SECONDS = 5
 """How long a program waits for a database to answer."""
@@ -17,9 +17,9 @@ PROGRAM_CONNECT_SECONDS = 5
 def database_url(given: "str | URL") -> "URL":
     """Read a database URL: ``postgresql://``, ``postgres://`` or ``postgresql+psycopg://``, all with psycopg 3.
 
-    Raises ``InvalidConfiguration`` for any other text.
+    Raise ``InvalidConfiguration`` for any other text.
     """
-    from sqlalchemy import make_url  # where it is used: the command line's help names the variable
+    from sqlalchemy import make_url  # imported late: the command line's help only names the variable
     from sqlalchemy.exc import ArgumentError
 
     try:
@@ -36,7 +36,7 @@ def database_url(given: "str | URL") -> "URL":
 
 
 def database_engine(url: "URL", **options: object) -> "Engine":
-    """Make an engine that waits for an unreachable server for ``PROGRAM_CONNECT_SECONDS``."""
+    """Return an engine that waits for an unreachable server for ``PROGRAM_CONNECT_SECONDS``."""
     from txbox.postgres.engines import open_engine
 
     query = dict(url.query)

@@ -1,18 +1,18 @@
-"""The watchdog: a wait for an answer of the database ends within a stated time.
+"""The watchdog: a wait for the database's answer ends within a stated time.
 
-The kernel notices a peer that is gone (see ``engines.KEEPALIVES``), but not a proxy that acknowledges packets
-and passes nothing on, nor a server that is frozen. So one thread of the process watches the waits of psycopg's
-connections. A wait that takes long may be a long statement; a second connection to the same server asks::
+The kernel notices a peer that is gone (see ``engines.KEEPALIVES``), but not a proxy that acknowledges packets and
+forwards nothing, nor a frozen server. So one thread of the process watches the waits of psycopg's connections. A long
+wait may be a long statement, so a second connection to the same server asks::
 
     wait ── watchdog seconds ── ask the server what the session does ──┬── it works: wait on
                                                                       ├── it does not: shut the socket
                                                                       └── no answer in time: shut the socket
 
-A pooler that lets the second connection in may have no server free for the question, nor for the wait: then there is no
-answer, and the wait goes on for UNKNOWN_SECONDS. Work with less time than that, such as a lease that runs, uses
+A pooler that accepts the second connection may have no server free, neither for the question nor for the wait. Then
+there is no answer, and the wait goes on for UNKNOWN_SECONDS. Work that has less time, such as a running lease, uses
 ``bounded``.
 
-The waiting thread then gets ``psycopg.OperationalError``, as for every lost connection.
+When the socket is shut, the waiting thread gets ``psycopg.OperationalError``, as for every lost connection.
 """
 
 import logging
@@ -35,16 +35,16 @@ from txbox.postgres.server import SERVER
 from txbox.text import log_failure
 
 WATCHDOG_SECONDS = 20.0
-"""How long an answer may take before the server is asked whether it works on it."""
+"""How long an answer may take before we ask the server whether it works on it."""
 
 ANSWER_SECONDS = 10.0
 """How long that question may take."""
 
 UNKNOWN_SECONDS = 600.0
-"""How long a wait goes on where the server can be reached and gives no answer: behind a pooler, or when it refuses."""
+"""How long a wait goes on if the server can be reached but gives no answer: behind a pooler, or if it refuses."""
 
 SHORTEST_SECONDS = 0.5
-"""No wait is asked about earlier: a server that is slow has no use for more connections."""
+"""We ask about no wait earlier than this: more connections do not help a slow server."""
 
 TICK_SECONDS = 0.25
 
@@ -52,7 +52,7 @@ TICK_SECONDS = 0.25
 def watch(driver: Any, seconds: float = WATCHDOG_SECONDS) -> None:
     """Watch every wait of a connection from now on.
 
-    ``seconds`` is how long an answer may take before the server is asked; 0: do not watch.
+    ``seconds`` is how long an answer may take before we ask the server; 0: do not watch.
     """
     if seconds > 0 and _SECONDS not in driver.__dict__:
         kind: Any = type(driver)
@@ -62,10 +62,10 @@ def watch(driver: Any, seconds: float = WATCHDOG_SECONDS) -> None:
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Have the waits of this block, on connections that are watched, ask the server earlier than others do.
+    """Ask the server earlier about waits in this block, on watched connections.
 
-    The server is asked after so many seconds, and so long the question may take: SHORTEST_SECONDS at least, and never
-    more than outside of the block.
+    We ask after so many seconds, and the question may take as long: at least SHORTEST_SECONDS, and never longer than
+    outside the block.
     """
     before = _bound.set(max(seconds, SHORTEST_SECONDS))
     try:
@@ -75,12 +75,12 @@ def bounded(seconds: float) -> Iterator[None]:
 
 
 def bound() -> float:
-    """Return the seconds of the block that runs in this thread; ``math.inf`` outside of any."""
+    """Return the seconds of the innermost ``bounded`` block of this thread; ``math.inf`` outside of any."""
     return _bound.get()
 
 
 def note_pooler(driver: Any, server: int) -> None:
-    """Note that a pooler answers on a connection, and the server's process id in this transaction."""
+    """Note that a pooler answers on a connection, and which server process it uses in this transaction."""
     in_transaction = driver.pgconn.transaction_status != TransactionStatus.IDLE
     driver.__dict__.update({_POOLED: True, _SERVER: server if in_transaction else None})
 
@@ -136,20 +136,20 @@ class _Wait:
         self.answer_seconds = min(ANSWER_SECONDS, limit)
         self.is_bounded = limit < inf
         self.began = self.since = time.monotonic()
-        # The question itself is not asked about.
+        # We do not ask about the question itself.
         self.suspected = _ASKS in driver.__dict__
         self.asked: float | None = self.since if self.suspected else None
         self.error: str | None = None
 
     @property
     def pooled(self) -> bool:
-        """Whether a pooler has been found between here and the server."""
+        """Whether a pooler was found between us and the server."""
         return _POOLED in self.driver.__dict__
 
     def unknown_seconds(self, *, pooler_answered: bool) -> float:
-        """How long it waits without an answer of the server; a bounded wait may be tried again.
+        """Return how long to wait without an answer from the server; a bounded wait may be retried.
 
-        ``pooler_answered``: a pooler had a server free for the question, so no wait is for a free server.
+        ``pooler_answered``: a pooler had a server free for the question, so the wait is not for a free server.
         """
         if pooler_answered and self.is_bounded:
             return self.seconds + self.answer_seconds
@@ -157,7 +157,7 @@ class _Wait:
 
     @property
     def server(self) -> int | None:
-        """The process id of the server that should answer; None: only a pooler has it, or the wait is over."""
+        """The process id of the server that should answer; None: only a pooler knows it, or the wait is over."""
         if self.pooled:
             server: int | None = self.driver.__dict__.get(_SERVER)
             return server
@@ -169,11 +169,11 @@ class _Wait:
 class _Watchdog:
     """Keeps the waits of this process, and checks them from a thread.
 
-    Every statement of every connection begins and ends a wait, so both are without a lock: adding to a set and taking
-    out of it are atomic. Only a wait that the server was asked about may be cut, and its end waits for the cut::
+    Every statement of every connection begins and ends a wait, so both work without a lock: adding to a set and removing
+    from it are atomic. Only a wait that we asked the server about may be cut, and its end waits for the cut::
 
-        the thread    suspected ── ask the server ── lock: still among the waits? shut its socket
-        who waits     take it out of the waits ── suspected? lock and unlock ── use the connection, or close it
+        watchdog thread   suspected ── ask the server ── lock: still among the waits? shut its socket
+        waiting thread    remove it from the waits ── suspected? lock and unlock ── use the connection, or close it
     """
 
     def __init__(self) -> None:
@@ -210,12 +210,12 @@ class _Watchdog:
             time.sleep(TICK_SECONDS)
             try:
                 self._check()
-            except BaseException:  # noqa: BLE001 - it has to go on
+            except BaseException:  # noqa: BLE001 - this thread has to go on
                 log_failure("the waits for the database could not be checked")
 
     def _check(self) -> None:
         now = time.monotonic()
-        began = self._waits.copy()  # in one step, while others come and go
+        began = self._waits.copy()  # atomic, while other threads add and remove waits
         waits = [wait for wait in began if now - wait.since >= wait.seconds or wait.asked is not None]
         due: dict[tuple[Any, ...], list[_Wait]] = {}
         for wait in waits:
@@ -236,16 +236,16 @@ class _Watchdog:
             ask.start()
 
     def _ask(self, server: dict[str, Any], waits: list[_Wait]) -> None:
-        """Ask the server of these waits what their sessions do; wait on, or shut their sockets.
+        """Ask the server of these waits what their sessions do; let them wait on, or shut their sockets.
 
-        A wait may end meanwhile, and its connection be closed: the others are none the worse for it.
+        A wait may end meanwhile and its connection be closed; that does not affect the others.
         """
         at_work: set[int] | None = None
         answered = False
         try:
             with bounded(waits[0].answer_seconds), _connection(server) as asking:
                 for wait in waits:
-                    # The pooler is there, and may have no server free; a bounded wait does not wait for one.
+                    # The pooler answers, but may have no server free; a bounded wait does not wait for one.
                     if wait.pooled and wait.answer_seconds == ANSWER_SECONDS:
                         wait.asked = inf
                 servers = [wait.server for wait in waits if wait.server is not None]
@@ -253,7 +253,7 @@ class _Watchdog:
                 at_work = {row[0] for row in asking.execute(SERVER.sessions_at_work, asked).fetchall()}
                 answered = True
         except Exception as error:  # noqa: BLE001 - a driver or a network may raise anything
-            answered = answered or getattr(error, "sqlstate", None) is not None  # the server is there, and refuses
+            answered = answered or getattr(error, "sqlstate", None) is not None  # the server refuses, so it is there
         now = time.monotonic()
         for wait in waits:
             if not answered and wait.asked != inf:
@@ -270,10 +270,10 @@ class _Watchdog:
 
     def _cut(self, wait: _Wait, why: str) -> None:
         seconds = time.monotonic() - wait.began
-        with self._cutting:  # so that the connection is not closed meanwhile, and its number another one's
+        with self._cutting:  # so that the connection is not closed meanwhile, and its socket number reused
             if wait not in self._waits:
                 return
-            if _has_come(wait):  # and nothing reads it yet: its thread, or the event loop, is busy
+            if _has_come(wait):  # nobody has read the answer yet, because its thread or the event loop is busy
                 wait.since, wait.asked = time.monotonic(), None
                 return
             wait.error = (
@@ -285,16 +285,16 @@ class _Watchdog:
 
 
 def _has_come(wait: _Wait) -> bool:
-    """Whether something has come from the server that was not read yet."""
+    """Whether unread data from the server has arrived."""
     try:
         readable, _, _ = select.select([wait.driver.pgconn.socket], [], [], 0)
-    except (OSError, ValueError, psycopg.Error):  # closed since; or a number that select does not take
+    except (OSError, ValueError, psycopg.Error):  # closed meanwhile; or a number that select does not accept
         return False
     return bool(readable)
 
 
 def _beside(driver: Any) -> dict[str, Any]:
-    """Return the parameters of a new connection to the same server."""
+    """Return the parameters for a new connection to the same server."""
     info = driver.info
     parameters: dict[str, Any] = info.get_parameters()
     for name in ("service", "hostaddr"):
@@ -308,7 +308,7 @@ def _beside(driver: Any) -> dict[str, Any]:
 
 
 def _connection(parameters: dict[str, Any]) -> Any:
-    """Make a connection that waits for an answer for ``bound()`` at most."""
+    """Connect to ask a server, and wait for each answer for at most ``bound()`` seconds."""
     parameters = parameters | {"connect_timeout": str(max(round(bound() / 2), 1))}
     asking = _watched(psycopg.Connection).connect(**parameters, autocommit=True, prepare_threshold=None)
     asking.__dict__.update({_SECONDS: ANSWER_SECONDS, _ASKS: True})
