@@ -1,7 +1,7 @@
-"""For coroutines: inbox, outbox, watermarks and entities again, whose methods are awaited.
+"""For coroutines: the inbox, the outbox, watermarks and entities with methods to await.
 
-Each does nothing but to call the class for functions in a greenlet (``txbox.postgres.drivers.greenlets``): the same
-statements, answers and errors.
+Each class only calls its sync counterpart in a greenlet (``txbox.postgres.drivers.greenlets``), so the statements,
+answers and errors are the same.
 """
 
 from typing import TYPE_CHECKING

@@ -15,7 +15,7 @@ async def async_update_once(
     message_id: str,
     values: Mapping[Any, Any],
 ) -> bool:
-    """Update one row unless the message has done so before, in a coroutine's transaction; as ``update_once``."""
+    """Update one row unless the message has updated it before, in a coroutine's transaction; as ``update_once``."""
     return await run_on(connection_or_session, update_once, entity, key, message_id, values)
 
 
@@ -27,7 +27,7 @@ async def async_update_if_newer(
     event_id: EventId,
     values: Mapping[Any, Any],
 ) -> bool:
-    """Update one row if the event is higher than all of its source before, in a coroutine's transaction.
+    """Update one row if the event's id exceeds all earlier ones of its source, in a coroutine's transaction.
 
     Arguments, result and errors are those of ``update_if_newer``.
     """

@@ -1,4 +1,4 @@
-"""The inbox for coroutines: the same inbox, whose methods are awaited."""
+"""The inbox for coroutines: an ``Inbox`` with methods to await."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -9,7 +9,7 @@ from txbox.postgres.transactions import AsyncConnectionOrSession, run_on
 
 
 class AsyncInbox:
-    """What one subscriber has already processed, for coroutines: an ``Inbox`` whose methods are awaited.
+    """What one subscriber has already processed, for coroutines: an ``Inbox`` with methods to await.
 
     ::
 
@@ -18,10 +18,10 @@ class AsyncInbox:
                 await apply(session, purchase)
 
     A method takes an AsyncSession or AsyncConnection of SQLAlchemy, over psycopg or asyncpg, or an AsyncConnection of
-    psycopg, and works in its transaction. If it is cancelled, roll back: whether the statement ran is not known.
+    psycopg, and works in its transaction. After a cancellation, roll back: the statement may or may not have run.
 
     Attributes:
-        sync_inbox: the inbox for functions, of the same arguments.
+        sync_inbox: the sync inbox with the same arguments.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class AsyncInbox:
         wait_seconds: float = WAIT_SECONDS,
         unknown_age: UnknownAge = "process",
     ) -> None:
-        """Name the subscriber and where its inbox is, as for an ``Inbox``; raises as that does."""
+        """Name the subscriber and its tables, as for an ``Inbox``; raise as ``Inbox`` does."""
         self.sync_inbox = Inbox(
             subscriber_id,
             schema=schema,
@@ -49,7 +49,7 @@ class AsyncInbox:
 
     @property
     def subscriber_id(self) -> str:
-        """The consumer's name."""
+        """The subscriber's name."""
         return self.sync_inbox.subscriber_id
 
     async def record(
@@ -60,7 +60,7 @@ class AsyncInbox:
         *,
         sent_at: datetime | None = None,
     ) -> bool:
-        """Record one message in the caller's transaction; arguments, result and errors as of ``Inbox.record``."""
+        """Record one message in the caller's transaction; arguments, result and errors are as for ``Inbox.record``."""
         return await run_on(connection_or_session, self.sync_inbox.record, message_id, body, sent_at=sent_at)
 
     async def record_many(
@@ -80,13 +80,13 @@ class AsyncInbox:
         *,
         sent_at: Mapping[str, datetime | None] = NOTHING_KNOWN,
     ) -> Recorded:
-        """Record many messages, and report mismatched and expired ones instead of raising; as ``Inbox.sort_out``."""
+        """Record many messages, but return mismatched and expired ones instead of raising; as ``Inbox.sort_out``."""
         return await run_on(connection_or_session, self.sync_inbox.sort_out, ids, sent_at=sent_at)
 
     async def unrecord(self, connection_or_session: AsyncConnectionOrSession, ids: Iterable[str]) -> int:
-        """Take back what this very transaction has recorded; as ``Inbox.unrecord``."""
+        """Take back what this very transaction recorded; as ``Inbox.unrecord``."""
         return await run_on(connection_or_session, self.sync_inbox.unrecord, ids)
 
     async def check(self, connection_or_session: AsyncConnectionOrSession) -> None:
-        """Check that the inbox can be used; as ``Inbox.check``."""
+        """Raise unless the inbox can be used over this connection; as ``Inbox.check``."""
         await run_on(connection_or_session, self.sync_inbox.check)

@@ -1,4 +1,4 @@
-"""The outbox for coroutines: the same outbox, whose methods are awaited."""
+"""The outbox for coroutines: an ``Outbox`` with methods to await."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,7 +9,7 @@ from txbox.tracing import Tracing
 
 
 class AsyncOutbox:
-    """What this service still has to send, for coroutines: an ``Outbox`` whose methods are awaited.
+    """What this service still has to send, for coroutines: an ``Outbox`` with methods to await.
 
     ::
 
@@ -20,13 +20,13 @@ class AsyncOutbox:
     A method takes what those of ``AsyncInbox`` take, and works in its transaction.
 
     Attributes:
-        sync_outbox: the outbox for functions, of the same arguments.
+        sync_outbox: the sync outbox with the same arguments.
     """
 
     def __init__(
         self, *, schema: str | None = None, prefix: str = "", notify: bool = True, tracing: Tracing | None = None
     ) -> None:
-        """Name the place of the outbox, as for an ``Outbox``."""
+        """Name the outbox's tables, as for an ``Outbox``."""
         self.sync_outbox = Outbox(schema=schema, prefix=prefix, notify=notify, tracing=tracing)
 
     def __repr__(self) -> str:
@@ -53,5 +53,5 @@ class AsyncOutbox:
         return await run_on(connection_or_session, self.sync_outbox.publish_many, messages)
 
     async def check(self, connection_or_session: AsyncConnectionOrSession) -> None:
-        """Check that the outbox can be used; as ``Outbox.check``."""
+        """Raise unless the outbox can be used over this connection; as ``Outbox.check``."""
         await run_on(connection_or_session, self.sync_outbox.check)

@@ -1,4 +1,4 @@
-"""Watermarks for coroutines: the same watermarks, whose methods are awaited."""
+"""Watermarks for coroutines: ``Watermarks`` with methods to await."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,18 +10,18 @@ from txbox.watermarks.watermarks import WAIT_SECONDS, Advance, Watermarks
 
 
 class AsyncWatermarks:
-    """The highest sequence of each aggregate, for coroutines: ``Watermarks`` whose methods are awaited.
+    """The highest sequence of each aggregate, for coroutines: ``Watermarks`` with methods to await.
 
     A method takes what those of ``AsyncInbox`` take, and works in its transaction.
 
     Attributes:
-        sync_watermarks: the watermarks for functions, of the same arguments.
+        sync_watermarks: the sync watermarks with the same arguments.
     """
 
     def __init__(
         self, subscriber_id: str, *, schema: str | None = None, prefix: str = "", wait_seconds: float = WAIT_SECONDS
     ) -> None:
-        """Name the subscriber and the place of the table, as for ``Watermarks``; raises as that does."""
+        """Name the subscriber and its table, as for ``Watermarks``; raise as ``Watermarks`` does."""
         self.sync_watermarks = Watermarks(subscriber_id, schema=schema, prefix=prefix, wait_seconds=wait_seconds)
 
     def __repr__(self) -> str:
@@ -29,7 +29,7 @@ class AsyncWatermarks:
 
     @property
     def subscriber_id(self) -> str:
-        """The consumer's name."""
+        """The subscriber's name."""
         return self.sync_watermarks.subscriber_id
 
     async def advance(

@@ -1,7 +1,7 @@
 """Lanes: the parts of the outbox, so that relays can work side by side and keep the order of each key.
 
-A lane belongs to one destination. All messages of one key are in one lane, and one relay at a time works on a lane; the
-lanes of a destination can be worked on by as many relays. Messages without a key are spread over all of its lanes.
+A lane belongs to one destination. All messages of one key are in one lane, and one relay at a time works on a lane; as
+many relays can work on a destination as it has lanes. Messages without a key are spread over all of its lanes.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import zlib
 from functools import lru_cache
 
 LANES_PER_DESTINATION = 64
-"""A power of two, and never to be changed: messages of one key would be in two lanes."""
+"""A power of two. Never change it: messages of one key would then be in two lanes."""
 
 
 def lane_of(destination: str, key: str | None, message_id: str) -> int:
@@ -22,12 +22,12 @@ def lane_of(destination: str, key: str | None, message_id: str) -> int:
 
 
 def destination_of(lane: int) -> int:
-    """Return a number that all lanes of one destination share, and no lane of another."""
+    """Return a number that all lanes of one destination share, and no other lane has."""
     return lane // LANES_PER_DESTINATION
 
 
 def number_of(destination: str) -> int:
-    """Return the number of a destination, as ``destination_of`` its lanes."""
+    """Return a destination's number, as ``destination_of`` returns it for its lanes."""
     return destination_of(_first_lane(destination))
 
 

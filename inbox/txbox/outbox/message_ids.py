@@ -1,6 +1,6 @@
 """Ids for messages that are published without one: UUIDs of version 7, which grow with time.
 
-An index on ids that grow stays small in memory, however large it gets; random ids touch all of it.
+An index on growing ids needs little memory, however large it gets; random ids touch all of it.
 """
 
 import os
@@ -10,17 +10,17 @@ import uuid
 
 
 def new_message_id() -> str:
-    """Return a UUID of version 7, greater than every one that this process has made before.
+    """Return a UUID of version 7, greater than every one that this process made before.
 
-    48 bits of milliseconds since 1970, a counter of 42 bits that begins at a random place in each millisecond, and 32
-    random bits (RFC 9562, sections 5.7 and 6.2, method 1). The clock only orders the ids: a wrong one leaves them
-    unique.
+    It consists of 48 bits of milliseconds since 1970, a counter of 42 bits that begins at a random value in each
+    millisecond, and 32 random bits (RFC 9562, sections 5.7 and 6.2, method 1). The clock only orders the ids: with a
+    wrong clock they are still unique.
     """
     return str(_generator.next())
 
 
 class _Generator:
-    """Keeps the last time and counter, so that ids grow even where the clock stops or goes back."""
+    """Keeps the last time and counter, so that ids grow even if the clock stops or goes back."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,8 +53,8 @@ class _Generator:
 
 _COUNTER = (1 << 42) - 1
 _FRESH_COUNTER = (1 << 41) - 1
-"""The highest bit of a fresh counter is 0: it has room to grow within its millisecond."""
+"""A fresh counter's highest bit is 0, so that it can grow within its millisecond."""
 
 _generator = _Generator()
-if hasattr(os, "register_at_fork"):  # else a child would go on where its parent is, perhaps with a lock that is held
+if hasattr(os, "register_at_fork"):  # otherwise a child would continue its parent's ids, perhaps with the lock held
     os.register_at_fork(after_in_child=_generator.__init__)  # type: ignore[misc]

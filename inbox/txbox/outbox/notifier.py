@@ -1,9 +1,9 @@
-"""The notifier: wakes idle relays by a NOTIFY when a connection that has published goes back to its pool.
+"""The notifier: wakes idle relays by a NOTIFY when a connection that has published returns to its pool.
 
-NOTIFY takes a lock on the whole database to the end of its transaction's commit, so within business transactions it
-has them commit one after the other. Here it is a transaction of its own, on the same connection, after the business
-transaction has ended. A relay that was woken polls every few milliseconds for a while, so a pool notifies at most a few
-times a second. It is only a hint: without it, an idle relay polls the outbox about twice a second.
+NOTIFY locks the whole database until its transaction has committed, so inside business transactions it would make them
+commit one after the other. Here it is a transaction of its own, on the same connection, after the business transaction
+has ended. A relay that was woken polls every few milliseconds for a while, so a pool notifies at most a few times a
+second. It is only a hint: without it, an idle relay polls the outbox about twice a second.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from txbox.postgres.drivers.greenlets import cancel_later, in_greenlet
 from txbox.postgres.drivers.psycopg_connection import is_psycopg
 
 CHANNEL = "txbox_outbox"
-"""What relays listen on."""
+"""The channel that relays listen on."""
 
 NOTIFY_SECONDS = 0.25
-"""Between two notifications of a pool, at least. A relay that was woken stays awake for longer."""
+"""The shortest time between two notifications of a pool. A relay that was woken stays awake longer."""
 
 
 def notify_when_returned(connection: Connection) -> None:
-    """Have relays notified when this connection goes back to its pool; costs nothing now."""
-    if is_psycopg(connection):  # its pool, if there is one, is not ours to listen to
+    """Notify relays when this connection returns to its pool; this costs nothing now."""
+    if is_psycopg(connection):  # if it has a pool, it is not ours to listen to
         return
     pool = connection.engine.pool
     if pool not in _notifiers:
@@ -45,10 +45,10 @@ class _Notifier:
         self._notified_at = -NOTIFY_SECONDS
 
     def returned(self, dbapi_connection: Any, record: Any) -> None:
-        """Notify, if the connection has published since it was taken; if that fails, the pool replaces it."""
+        """Notify if the connection has published since its checkout; if that fails, make the pool replace it."""
         if not record.info.pop(_PUBLISHED, False) or dbapi_connection is None:
             return
-        if self._is_async and not in_greenlet():  # an event loop has no time for it now: it is being closed
+        if self._is_async and not in_greenlet():  # the pool is closing it, and no event loop can wait for it
             return
         now = time.monotonic()
         with self._lock:
@@ -61,8 +61,8 @@ class _Notifier:
             cursor.close()
             dbapi_connection.commit()
         except BaseException as error:
-            # A hint that was not given is no reason to fail what has committed. SQLAlchemy's pool would lose the
-            # connection's place for good, if a listener raised anything.
+            # A hint that failed is no reason to fail what has committed. If a listener raised anything, SQLAlchemy's
+            # pool would lose the connection's place for good.
             _log.debug("NOTIFY %s failed; an idle relay finds the message at its next poll", CHANNEL, exc_info=True)
             record.invalidate()
             if isinstance(error, asyncio.CancelledError):

@@ -8,8 +8,8 @@ The pattern is Transactional Outbox (C. Richardson, "Microservices Patterns", 20
     COMMIT
                                           a relay, in transactions of its own: claim, send, delete
 
-A message's id is made once, here, and travels as ``message-id`` with every send, so that the receiver's inbox
-recognises a second one.
+A message gets its id once, here, and every send carries it as ``message-id``, so that the receiver's inbox recognises
+a repeated one.
 """
 
 import json
@@ -35,21 +35,21 @@ from txbox.postgres.transactions import ConnectionOrSession, check_table, in_tra
 from txbox.tracing import NO_TRACING, Operation, Span, Tracing, error_type
 
 RELAY_SUBSCRIBER = "txbox:outbox"
-"""The subscriber_id of relays in events; with ``:`` and the destination, that of their dead letters."""
+"""The subscriber_id of relays in events; followed by ``:`` and the destination, that of their dead letters."""
 
 MAX_NAME_BYTES = 1_024
-"""Of a destination, and of a key: both are parts of indexes."""
+"""For a destination and for a key: both are parts of indexes."""
 
 MAX_DELAY = timedelta(days=36_500)
-"""A longer one is a mistaken unit."""
+"""A longer delay is a mistaken unit."""
 
 Delay = float | timedelta | datetime
-"""Seconds, a time span, or a moment with its zone."""
+"""Seconds, a time span, or a time with its zone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to be published.
+    """A message to publish.
 
     Attributes:
         destination: a queue's URL, a topic's or an event bus's ARN, or ``scheme:rest``; see ``txbox.messages``.
@@ -57,9 +57,9 @@ class Outgoing:
             is sent as JSON (needs pydantic, from ``txbox[typed]``).
         key: messages of one key and destination are sent in the order in which they were published.
         headers: what travels beside the payload.
-        message_id: what makes it the same message when it is sent again; None has one made.
-        delay: do not send it before: seconds or a time span from now, by the database's clock, or a moment with its
-            zone. A delayed message takes its place in its key's order when its time has come.
+        message_id: what makes it the same message when it is sent again; None: make one.
+        delay: do not send it before: seconds or a time span from now, by the database's clock, or a time with its zone.
+            A delayed message takes its place in its key's order when its time has come.
     """
 
     destination: str
@@ -71,8 +71,6 @@ class Outgoing:
 
 
 class OutboxStatements(SqlFile, file="outbox.sql"):
-    """The statements of ``outbox.sql``."""
-
     publish_one: str
     publish_many: str
 
@@ -80,20 +78,20 @@ class OutboxStatements(SqlFile, file="outbox.sql"):
 class Outbox:
     """What this service still has to send.
 
-    Methods work in the caller's transaction, which is never begun, committed or rolled back here.
+    Methods work in the caller's transaction, and never begin, commit or roll it back.
     """
 
     def __init__(
         self, *, schema: str | None = None, prefix: str = "", notify: bool = True, tracing: Tracing | None = None
     ) -> None:
-        """Name the place of the outbox; nothing is connected.
+        """Name the outbox's tables; this connects to nothing.
 
         Args:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
-            notify: wake idle relays by a NOTIFY after the business transaction, when the connection goes back to its
-                pool, at most four times a second. Without it, or with a connection of psycopg's own, an idle relay
-                finds the message within a second.
+            notify: wake idle relays by a NOTIFY after the business transaction, when the connection returns to its
+                pool, at most four times a second. Without it, or on a connection of psycopg's own, an idle relay finds
+                the message within a second.
             tracing: makes a span for each message; see ``txbox.instrumentation.opentelemetry_tracing``.
         """
         self.schema = schema
@@ -106,7 +104,7 @@ class Outbox:
         return f"Outbox(schema={self.schema!r})" if self.schema else "Outbox()"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is sent to another process, as to Spark's executors: all but the statements."""
+        """Return what is pickled for other processes, such as Spark's executors: all but the statements."""
         return {name: value for name, value in vars(self).items() if name != "_statements"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -127,17 +125,17 @@ class Outbox:
 
         Args:
             connection_or_session: where the business update happens too.
-            destination: where to send it; this and all below as in ``Outgoing``.
+            destination: where to send it; this and everything below is as in ``Outgoing``.
             body: the payload.
             key: whose order to keep.
             headers: what travels beside the payload.
-            message_id: None has one made.
+            message_id: None: make one.
             delay: do not send it before.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
             NotSendable: the destination cannot take this message. ``MessageTooLarge``: it has too many bytes.
-            TypeError: the body is of another type; or its type cannot read again what would travel, or would read
+            TypeError: the body is of another type; or its type cannot read back what would travel, or would read
                 something else. The text names the field.
             InvalidMessageId: the id cannot be kept.
             SchemaMissing: the outbox's table does not exist.
@@ -152,10 +150,10 @@ class Outbox:
 
         Args:
             connection_or_session: where the business updates happen too.
-            messages: what is to be sent.
+            messages: what to send.
 
         Raises:
-            NotInTransaction, NotSendable, TypeError, InvalidMessageId, SchemaMissing: as ``publish``; nothing was
+            NotInTransaction, NotSendable, TypeError, InvalidMessageId, SchemaMissing: as for ``publish``; nothing was
                 published.
         """
         with _ended_together() as spans:
@@ -168,7 +166,7 @@ class Outbox:
         return [str(row["message_id"]) for row in rows]
 
     def check(self, connection_or_session: ConnectionOrSession) -> None:
-        """Check that the outbox can be used over this connection.
+        """Raise unless the outbox can be used over this connection.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
@@ -197,7 +195,7 @@ class Outbox:
 
 @contextmanager
 def _ended_together() -> Iterator[list[Span]]:
-    """Yield a list, and end the spans that are in it at the end; with the error, if there is one."""
+    """Yield a list, and end the spans in it at the end of the block, with the error if there is one."""
     spans: list[Span] = []
     try:
         yield spans
@@ -211,14 +209,14 @@ def _ended_together() -> Iterator[list[Span]]:
 
 @dataclass(frozen=True, slots=True)
 class _Created:
-    """A message that is published, as far as its span tells of it."""
+    """What a span needs of a message that is being published."""
 
     id: str
     headers: Mapping[str, str]
 
 
 def _row(message: Outgoing, tracing: Tracing, spans: list[Span]) -> dict[str, Any]:
-    """Return the row of a message; the span of its creation is added to ``spans``."""
+    """Return the row of a message; add the span of its creation to ``spans``."""
     if not isinstance(message, Outgoing):
         raise TypeError(f"a message to publish is an Outgoing, not {type(message).__name__}")
     destination, key = message.destination, message.key
@@ -262,7 +260,7 @@ def _row(message: Outgoing, tracing: Tracing, spans: list[Span]) -> dict[str, An
 def _trace_context(
     destination: str, message_id: str, headers: Mapping[str, str], tracing: Tracing, spans: list[Span]
 ) -> Mapping[str, str]:
-    """Return ``traceparent`` and ``tracestate`` of the message's creation; none, if its headers have a ``traceparent``.
+    """Return ``traceparent`` and ``tracestate`` of the message's creation; empty if its headers have a ``traceparent``.
 
     https://www.w3.org/TR/trace-context/
     """
@@ -276,7 +274,7 @@ def _trace_context(
         )
         spans.append(span)
         return span.headers
-    # Where there is a current span, OpenTelemetry is imported. Importing it here would cost services without it.
+    # If there is a current span, OpenTelemetry is imported already; services without it must not pay for the import.
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     carrier: dict[str, str] = {}
@@ -292,7 +290,7 @@ def _with_context(
     key: str | None,
     message_id: str,
 ) -> Mapping[str, str]:
-    """Return headers with the context, or with as much of it as the destination takes beside the caller's own."""
+    """Return the headers with the context, or as much of it as the destination takes beside the caller's own."""
     for left_out in ((), ("tracestate",)):
         more = {**headers, **{name: value for name, value in context.items() if name not in left_out}}
         try:

@@ -1,8 +1,8 @@
-"""What was sent and is kept: to look it up, and to put it into the outbox again.
+"""Sent messages that are kept: looks them up, and puts them into the outbox again.
 
-A relay keeps what it has sent with ``Relay(keep_sent=…)``, in the table outbox_sent. A replay publishes copies under
-the ids that they had. So it is for receivers that have lost messages: an inbox that has processed an id takes its copy
-for the duplicate that it is.
+With ``Relay(keep_sent=…)``, a relay keeps what it has sent in the table outbox_sent. A replay publishes copies under
+their original ids. So it is for receivers that have lost messages: an inbox that has processed an id treats the copy as
+the duplicate it is.
 
 ::
 
@@ -10,9 +10,9 @@ for the duplicate that it is.
     chunk     one transaction: read, publish
     chunk     …
 
-What is sent after the plan was made is not part of it, its own copies included. Of what was sent to one destination
-under one id, earlier replays included, only the first is published again. A message that is forgotten meanwhile,
-because its time is over, is left out.
+Whatever is sent after the plan was made is not part of it, including the replay's own copies. If messages were sent to
+one destination under one id several times, by earlier replays for example, only the first is published again. Messages
+that are forgotten in the meantime, because their time is over, are left out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,23 +32,23 @@ from txbox.postgres.transactions import check_table, short_transaction
 __all__ = ["CHUNK_MESSAGES", "ReplayChunk", "SentFilter", "SentMessage", "SentMessages"]
 
 CHUNK_MESSAGES = 1_000
-"""Messages of one transaction of a replay."""
+"""How many messages a replay publishes in one transaction."""
 
 PURGE_ROWS = 5_000
-"""Kept messages that are deleted in one transaction."""
+"""How many kept messages are deleted in one transaction."""
 
 Moment = datetime | timedelta
-"""A moment with its zone; or how long ago, by the database's clock."""
+"""A time with its zone; or how long ago, by the database's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentFilter:
-    """Which of the messages that were sent; all of what is given has to hold.
+    """Selects sent messages; all given conditions must hold.
 
     Attributes:
         destination: sent there.
         key: of this key.
-        message_id: of this id; it may have been sent several times.
+        message_id: with this id; it may have been sent several times.
         since: sent then or later.
         until: sent before then.
         after: published behind this position.
@@ -75,13 +75,13 @@ class SentMessage:
     """A message that was sent.
 
     Attributes:
-        message_id: what it travelled under.
-        position: its place among what was published.
+        message_id: the id under which it was sent.
+        position: its place among everything published.
         destination: where it was sent.
-        key: whose order was kept; None where there was none.
+        key: whose order was kept; None if there was none.
         headers: what travelled beside the body.
         published_at: by the database's clock.
-        sent_at: when the broker had confirmed it, about: the begin of the transaction that settled it.
+        sent_at: about when the broker confirmed it: when the transaction that settled it began.
         size: of the body, in bytes.
         body: as it was published; None if it was not asked for.
     """
@@ -103,10 +103,10 @@ class ReplayChunk:
 
     Attributes:
         messages: how many there are.
-        copies: how many later ones, of the same ids to the same destinations, are left out.
-        first, last: positions between which they lie, both included.
-        sent_from, sent_to: times between which they were sent, both included.
-        since, until: times between which everything was sent that the plan looked at, both included.
+        copies: how many later ones, with the same ids to the same destinations, are left out.
+        first, last: the range of their positions, both ends included.
+        sent_from, sent_to: the range of times at which they were sent, both ends included.
+        since, until: the range of times at which everything was sent that the plan looked at, both ends included.
     """
 
     messages: int
@@ -120,8 +120,6 @@ class ReplayChunk:
 
 
 class SentMessagesStatements(SqlFile, file="sent_messages.sql"):
-    """The statements of ``sent_messages.sql``."""
-
     sent: str
     is_any_kept: str
     plan_by_values: str
@@ -134,15 +132,15 @@ class SentMessagesStatements(SqlFile, file="sent_messages.sql"):
 def purge_sent(
     connection: Connection, statements: SentMessagesStatements, keep_sent: timedelta, *, rows: int = PURGE_ROWS
 ) -> int:
-    """Delete up to so many messages that were sent longer ago than this, the oldest first; return how many."""
+    """Delete messages that were sent longer ago than ``keep_sent``, oldest first, at most ``rows``; return how many."""
     return connection.exec_driver_sql(statements.purge_sent, {"keep_sent": keep_sent, "limit": rows}).rowcount
 
 
 class SentMessages:
-    """The messages that were sent and are kept. Every method raises ``SchemaMissing`` if the table does not exist."""
+    """The sent messages that are kept. Every method raises ``SchemaMissing`` if the table does not exist."""
 
     def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
-        """Name the database and the place of the tables; nothing is connected.
+        """Name the database and the tables; this connects to nothing.
 
         Args:
             engine: the database.
@@ -161,13 +159,13 @@ class SentMessages:
         bodies: bool = False,
         before: tuple[datetime, int] | None = None,
     ) -> list[SentMessage]:
-        """Return what was sent, the last first.
+        """Return sent messages, newest first.
 
         Args:
-            which: of them.
+            which: the filter; None: all.
             limit: how many, at most.
-            bodies: with their bodies.
-            before: time and position of the last one of the page before.
+            bodies: whether to read their bodies.
+            before: time and position of the last message of the previous page.
         """
         which = which or SentFilter()
         before_at, before_position = before or (None, None)
@@ -184,7 +182,7 @@ class SentMessages:
             return [_message(row) for row in rows]
 
     def is_empty(self) -> bool:
-        """Return whether nothing is kept at all: no relay keeps what it sends, or its time is over."""
+        """Return whether nothing is kept at all: no relay keeps what it sends, or the time of everything is over."""
         with self._transaction() as connection:
             return not connection.exec_driver_sql(self._statements.is_any_kept).scalar_one()
 
@@ -193,7 +191,7 @@ class SentMessages:
     ) -> list[ReplayChunk]:
         """Return what a replay would put into the outbox, in order, in chunks of so many messages.
 
-        Reads the whole table, once.
+        This reads the whole table once.
         """
         if chunk_messages < 1:
             raise InvalidConfiguration(f"chunk_messages must be at least 1, not {chunk_messages!r}")
@@ -206,17 +204,17 @@ class SentMessages:
     def replay(self, chunk: ReplayChunk, which: SentFilter | None = None) -> int:
         """Put copies of a chunk's messages into the outbox, in their order, in one transaction; return how many.
 
-        They are published behind everything that their keys have now, under the ids, keys and headers that they had.
-        There are fewer than planned if some have been forgotten meanwhile.
+        They are published behind everything that their keys have now, with their original ids, keys and headers. There
+        are fewer than planned if some were forgotten in the meantime.
 
         Args:
-            chunk: of ``plan_replay``.
-            which: what the plan was made for.
+            chunk: from ``plan_replay``.
+            which: the filter of the plan.
 
         Raises:
-            NotSendable: their destination cannot take one of them any more; none was published.
+            NotSendable: the destination no longer takes one of them; none was published.
         """
-        # Its own times are those of the plan; "an hour ago" is later by now.
+        # The chunk has the plan's times; "an hour ago" is later by now.
         same = replace(which or SentFilter(), since=None, until=None)
         parameters = {
             **_filter(same),

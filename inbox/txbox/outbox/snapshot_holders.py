@@ -1,7 +1,7 @@
-"""The sessions and other things that hold an old snapshot, and so keep Postgres from cleaning up.
+"""Sessions and other things that hold an old snapshot, and so keep Postgres from cleaning up.
 
-A row that was deleted stays where it is until no transaction can need it any more. Relays read behind what they have
-read before, so an old snapshot does not slow them down; but tables and indexes grow, and slow all else that reads them.
+A deleted row stays in place until no transaction can need it any more. Relays read behind what they have read before,
+so an old snapshot does not slow them down; but tables and indexes grow, and slow down everything else that reads them.
 """
 
 import re
@@ -14,13 +14,13 @@ from txbox.postgres.sql_files import SqlFile
 __all__ = ["SnapshotHolder", "find_snapshot_holders", "sees_all_sessions", "without_values"]
 
 HELD_SECONDS = 60.0
-"""A transaction is listed when it has been open for longer, and holds back ``HELD_TRANSACTIONS``."""
+"""A transaction is listed if it has been open for longer, and holds back ``HELD_TRANSACTIONS``."""
 
 HELD_TRANSACTIONS = 100
-"""So many others at least; fewer do no harm."""
+"""Holding back fewer transactions does no harm."""
 
 HELD_MANY_TRANSACTIONS = 100_000
-"""What holds back so many is listed however long it has been open, which cannot be read of everything."""
+"""Whatever holds back so many is listed regardless of its age, which is not known of everything."""
 
 MOST_HOLDERS = 5
 QUERY_CHARACTERS = 200
@@ -33,12 +33,12 @@ class SnapshotHolder:
     Attributes:
         kind: ``session``, ``prepared transaction``, ``replication slot``, or ``standby`` (by its feedback).
         transactions: how many transactions have begun since; what they deleted is still there.
-        pid: of the server process; None where there is none.
-        owner: the user; None where there is none.
-        name: application name of a session, or what a slot or a prepared transaction is called.
-        state: of the session, such as ``idle in transaction``; None if it may not be seen.
-        seconds: how long its transaction has been open; None if it may not be seen, or has no time.
-        query: what it ran last, shortened, without its values; None if it may not be seen.
+        pid: of the server process; None if there is none.
+        owner: the user; None if there is none.
+        name: a session's application name, or the name of a slot or a prepared transaction.
+        state: of the session, such as ``idle in transaction``; None if this user may not see it.
+        seconds: how long its transaction has been open; None if this user may not see it, or it has no time.
+        query: its last statement, shortened, without values; None if this user may not see it.
     """
 
     kind: str
@@ -52,8 +52,6 @@ class SnapshotHolder:
 
 
 class SnapshotHolderStatements(SqlFile, file="snapshot_holders.sql"):
-    """The statements of ``snapshot_holders.sql``, which need no table of ours."""
-
     snapshot_holders: str
     sees_all_sessions: str
 
@@ -64,7 +62,7 @@ def sees_all_sessions(connection: Connection) -> bool:
 
 
 def find_snapshot_holders(connection: Connection) -> tuple[SnapshotHolder, ...]:
-    """Return what has held a snapshot for long, the oldest first; at most ``MOST_HOLDERS``."""
+    """Return what has held a snapshot for long, oldest first, at most ``MOST_HOLDERS``."""
     limits = {
         "seconds": HELD_SECONDS,
         "transactions": HELD_TRANSACTIONS,
@@ -80,9 +78,9 @@ def find_snapshot_holders(connection: Connection) -> tuple[SnapshotHolder, ...]:
 
 
 def without_values(query: str) -> str:
-    """Return a statement on one line, without its comments and with ``?`` in place of every value in it.
+    """Return a statement on one line, without its comments and with ``?`` for every value.
 
-    A statement that the server has cut off may end within a value, which then goes to the end.
+    If the server cut the statement off inside a value, the value is taken to reach to its end.
     """
     return " ".join(_PART.sub(_shown, query).split())
 
@@ -95,7 +93,7 @@ def _shown(found: re.Match[str]) -> str:
 
 _HIDDEN = "<insufficient privilege>"
 
-# https://www.postgresql.org/docs/current/sql-syntax-lexical.html; a comment is taken to its first end.
+# https://www.postgresql.org/docs/current/sql-syntax-lexical.html; comments are taken not to nest.
 _PART = re.compile(
     r"""
     (?P<comment> --[^\n]* | /\*.*?(?:\*/|\Z) )

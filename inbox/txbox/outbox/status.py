@@ -1,8 +1,8 @@
 """The state of the outbox: what waits for which destination, which relays are at work, what holds the database back.
 
-Reading it must do no harm to a database in trouble, so everything is bounded: at most ``COUNTED_MESSAGES`` messages are
-looked at, each statement has ``STATEMENT_SECONDS``, and is a transaction of its own; all of them together may be given
-a limit. What is beyond is estimated from Postgres's statistics, and marked so.
+Reading it must not harm a database in trouble, so everything is bounded: it looks at no more than ``COUNTED_MESSAGES``
+messages; each statement is a transaction of its own and may take ``STATEMENT_SECONDS``; and there may be a limit for
+all of them together. The rest is estimated from Postgres's statistics, and marked as estimated.
 """
 
 import math
@@ -32,28 +32,26 @@ __all__ = [
 ]
 
 COUNTED_MESSAGES = 100_000
-"""So many messages are looked at, at most."""
+"""The most messages that are looked at."""
 
 COUNTED_LANES = 10_000
-"""Of so many lanes; a destination has 64."""
+"""The most lanes that are looked at; a destination has 64."""
 
 STATEMENT_SECONDS = 5.0
-"""How long one statement may take. What an old snapshot keeps from being cleaned up has to be read, and takes time."""
+"""How long one statement may take. It has to read rows that an old snapshot keeps from being cleaned up."""
 
 ERROR_CHARACTERS = 500
-"""Of the error of a destination, at most."""
+"""How much of a destination's error is kept."""
 
 STALE_SECONDS = 12.0
-"""A relay reports every 10 seconds; one that is late is not counted: it does not run, or cannot reach the database.
-One that was killed is recognised by its session, which is gone, unless a pooler is in between.
+"""A relay reports every 10 seconds. If it is late it does not count: it does not run, or cannot reach the database. One
+that was killed is recognised by its session, which is gone, unless a pooler is in between.
 """
 
 _STALE = {"stale_after": timedelta(seconds=STALE_SECONDS)}
 
 
 class OutboxStatusStatements(SqlFile, file="status.sql"):
-    """The statements of ``status.sql``."""
-
     bound_time: str
     plan_by_index: str
     backlog: str
@@ -70,16 +68,16 @@ class DestinationStatus:
 
     Attributes:
         destination: where to.
-        waiting: messages to be sent now.
+        waiting: messages to send now.
         delayed: messages whose time has not come.
-        retrying: messages that were refused, or that wait behind one of their key that was.
+        retrying: messages that were refused, or that wait behind a refused one of their key.
         exact: they were counted; otherwise there are at least so many.
-        oldest_seconds: how long the oldest one that is not delayed has waited since it was published; None: none does.
-        most_attempts: how often the one that was refused most often was.
-        error: why it was refused the last time.
+        oldest_seconds: how long ago the oldest message that is not delayed was published; None: there is none.
+        most_attempts: how often the message that was refused most often was refused.
+        error: why that message was last refused.
         dead_letters: messages that were parked, and wait for a person.
         unreachable: why relays cannot send there, as one of them reports it; None if none does, or nothing waits.
-        unreachable_relays: how many of the relays at work report so.
+        unreachable_relays: how many of the relays at work report that.
     """
 
     destination: str
@@ -100,20 +98,20 @@ class RelayStatus:
     """A relay, by its own report.
 
     Attributes:
-        relay_id: made anew with each relay.
+        relay_id: a new one for each relay.
         host: where its process runs.
         pid: of its process.
         sent: messages sent since it was made.
         failed: refusals since it was made.
         sent_per_second: between its last two reports; None after its first one.
-        started_at: its first report.
-        seen_seconds_ago: its last report.
+        started_at: when it first reported.
+        seen_seconds_ago: how long ago it last reported.
         outages: destinations that it could not send to when it last tried, and why; at most 20.
         stale: its session is gone, or its last report is late; see ``STALE_SECONDS``.
         version: of txbox.
-        state: ``working``; ``paused``: some destination is paused, and messages to it are in hand; or ``drained``: none
+        state: ``working``; ``paused``: a destination is paused, and messages to it are in hand; or ``drained``: none
             are.
-        destinations: where it has sent to, and how many messages; the last 100.
+        destinations: the last 100 destinations it sent to, and how many messages.
     """
 
     relay_id: str
@@ -136,18 +134,18 @@ class OutboxStatus:
     """The state of the outbox.
 
     Attributes:
-        messages: in the outbox; None if that could not be found out in time, nor estimated.
+        messages: in the outbox; None if they could be neither counted in time nor estimated.
         exact: they were counted; otherwise they are estimated.
         removed_rows: rows of sent messages that Postgres has not cleaned up, by its own estimate.
         destinations: one for each that has messages or dead letters, by name.
-        in_time: each of them could be looked at; otherwise some may be missing, and their oldest messages.
+        in_time: all were read in time; otherwise some may be missing, and their oldest messages.
         relays: those that have not signed off, by host.
-        relays_in_time: they could be looked at; otherwise none is listed, whatever there is.
+        relays_in_time: they were read in time; otherwise none is listed, whether or not there are any.
         sent_per_second: by all relays that are not stale.
-        kept_messages: sent messages that are kept; None if that could not be found out in time.
+        kept_messages: sent messages that are kept; None if they could not be counted in time.
         kept_exact: they were counted; otherwise they are estimated.
         kept_since: when the oldest of them was sent.
-        snapshot_holders: who has kept Postgres from cleaning up for long, the oldest first.
+        snapshot_holders: what has kept Postgres from cleaning up for long, oldest first.
         sees_all_sessions: this user may see what others run (role pg_read_all_stats).
     """
 
@@ -174,20 +172,20 @@ def read_outbox_status(
     dead_letters: dict[str, int] | None = None,
     limit_seconds: float = math.inf,
 ) -> OutboxStatus:
-    """Read the state of the outbox; raises ``SchemaMissing`` if its tables do not exist.
+    """Return the state of the outbox; raise ``SchemaMissing`` if its tables do not exist.
 
     Args:
         engine: the database.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
-        dead_letters: how many wait for each destination.
-        limit_seconds: of all statements together; what is not read by then is left out, and said to be.
+        dead_letters: how many dead letters wait, by destination.
+        limit_seconds: for all statements together; what is not read by then is left out, and marked so.
     """
     sql = OutboxStatusStatements.load(schema, prefix)
     bounds = _Bounds(engine, sql, time.monotonic() + limit_seconds)
     for table in (sql.tables.outbox_message, sql.tables.outbox_sent, sql.tables.outbox_relay):
         bounds.check(table)
-    with short_transaction(engine) as connection:  # of Postgres's own tables, which nothing locks
+    with short_transaction(engine) as connection:  # only Postgres's own tables, which nobody locks
         live, removed = connection.exec_driver_sql(sql.row_estimates, {"name": sql.name_of("outbox_message")}).one()
         kept_estimate = connection.exec_driver_sql(sql.row_estimates, {"name": sql.name_of("outbox_sent")}).one().live
         sees_all = sees_all_sessions(connection)
@@ -232,15 +230,15 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Runs each statement in a transaction of its own, in limited time."""
+    """Runs each statement in a transaction of its own, within limited time."""
 
     engine: Engine
     sql: OutboxStatusStatements
     ends_at: float = math.inf
-    """By ``time.monotonic``; no statement begins after it."""
+    """By ``time.monotonic``; no statement begins later."""
 
     def check(self, table: Table) -> None:
-        """Check that a table is there; one that has been locked for long is."""
+        """Raise unless a table exists; one that is locked for too long is taken to exist."""
         try:
             with self._transaction() as connection:
                 if connection is not None:
@@ -252,7 +250,7 @@ class _Bounds:
     def rows(
         self, statement: str, parameters: Mapping[str, Any], setting: str | None = None
     ) -> Sequence[RowMapping] | None:
-        """Return the rows of a statement; None if they were not there in time."""
+        """Return the rows of a statement; None if it did not finish in time."""
         try:
             with self._transaction() as connection:
                 if connection is None:
@@ -277,14 +275,14 @@ class _Bounds:
 
 
 def _destinations(bounds: _Bounds) -> tuple[list[DestinationStatus], bool, bool]:
-    """Return what waits; whether that is everything; and whether every destination could be looked at in time."""
+    """Return what waits, whether that is everything, and whether every destination was read in time."""
     sql = bounds.sql
     first = bounds.rows(sql.backlog, {"limit": COUNTED_MESSAGES + 1})
     if first is not None and sum(map(_messages, first)) <= COUNTED_MESSAGES:
         return [_destination(row, exact=True) for row in first], True, True
     limits = {"lanes": COUNTED_LANES, "limit": COUNTED_MESSAGES}
     each = bounds.rows(sql.backlog_by_lane, limits, sql.plan_by_index)
-    # If not all of the messages, some of them, wherever they are.
+    # If not all messages, some of them, wherever they are.
     rows = each if each is not None else first or ()
     return [_destination(row, exact=False) for row in rows], False, each is not None
 

@@ -3,8 +3,8 @@
 A pooler in transaction mode (PgBouncer) may use another server for each transaction of a client. A prepared statement
 stays on the server that prepared it, under a name that psycopg counts up in each client: there, ``_pg3_0`` may be
 another client's statement, which Postgres would run without an error. So we have to notice a pooler before anything is
-prepared: ``pg_backend_pid()`` differs from the process id that the connection got when it started. From then on, nothing
-is prepared on that connection.
+prepared: ``pg_backend_pid()`` differs from the process id that the connection got when it started. From then on,
+nothing is prepared on that connection.
 
 A pooler's process id might match by chance. PgBouncer draws 32 random bits, and we ask the server again in every
 transaction that records or publishes, while psycopg prepares a statement only when it runs for the sixth time.
@@ -57,8 +57,8 @@ OLDEST_SERVER = 14
 def open_engine(url: str | URL, **options: Any) -> Engine:
     """Make an engine with the options of ``create_engine``, and adopt it.
 
-    ``prepare_threshold`` in the URL's query may be a number or ``None``. It may also be written ``prepareThreshold``, as
-    for the JDBC driver.
+    ``prepare_threshold`` in the URL's query may be a number or ``None``. It may also be written ``prepareThreshold``,
+    as for the JDBC driver.
     """
     return adopt(create_engine(url, **options))
 
@@ -67,10 +67,10 @@ def adopt(engine: Engine) -> Engine:
     """Set up the connections that an engine makes from now on, and return the engine; a second call changes nothing.
 
     New connections get ``KEEPALIVES`` and ``CONNECT_SECONDS``, unless their parameters say otherwise. A connection
-    through a pooler prepares no statements. The watchdog ends a wait for an answer that does not come, see ``watchdog``;
-    the parameter ``txbox_watchdog_seconds``, in the URL's query or in ``connect_args``, is the time after which it asks
-    the server. A connection to a server that is too old, or to a database that is not UTF-8, is closed again and raises
-    ``InvalidConfiguration``. Drivers other than psycopg are left alone.
+    through a pooler prepares no statements. The watchdog (see ``watchdog``) ends a wait for an answer that does not
+    come; the parameter ``txbox_watchdog_seconds``, in the URL's query or in ``connect_args``, says after how long it
+    asks the server. A connection to a server that is too old, or to a database that is not UTF-8, is closed again, and
+    raises ``InvalidConfiguration``. Drivers other than psycopg are left alone.
     """
     dialect = engine.dialect
     if dialect.driver != "psycopg":
@@ -89,7 +89,7 @@ def adopt(engine: Engine) -> Engine:
 def discard_if_session_broken(connection: Connection, error: BaseException) -> bool:
     """Discard a connection if a statement of ours failed because of the state of its session.
 
-    Return whether another connection may succeed: this one belonged to an adopted engine, was discarded and was not new.
+    Return whether another connection may succeed: this one, of an adopted engine, was discarded and was not new.
     """
     if connection.closed or connection.invalidated or not is_of_the_session(error):
         return False

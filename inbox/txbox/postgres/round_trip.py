@@ -1,7 +1,7 @@
 """Several of our statements in one round trip: libpq's pipeline mode, beneath SQLAlchemy and psycopg's cursors.
 
-A cursor costs 50 to 130 us of the client's time for each statement, and a round trip. Here statements are sent one after
-the other and their answers are read together, for 10 to 20 us each::
+A cursor costs 50 to 130 us of the client's time for each statement, and a round trip. Here statements are sent one
+after the other and their answers are read together, for 10 to 20 us each::
 
     client   BEGIN ─ limit ─ record ─ sync ──┐                     the transaction stays open
     server                                   └── ok ─ ok ─ row ─ sync
@@ -11,8 +11,8 @@ statements commits only if none of them failed.
 
 A statement that has a plan is prepared when it first runs on a connection. Its name is a digest of its text, so no
 client, behind whatever pooler, has another statement under the same name. Where nothing may be prepared
-(``prepare_threshold=None``, or a pooler was noticed, see ``engines``), the text is sent each time. After a ROLLBACK or a
-DROP, psycopg discards everything prepared on the connection (DEALLOCATE ALL), and the host may do so too:
+(``prepare_threshold=None``, or a pooler was noticed, see ``engines``), the text is sent each time. After a ROLLBACK or
+a DROP, psycopg discards everything prepared on the connection (DEALLOCATE ALL), and the host may do so too:
 ``PreparedLost``.
 
 https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
@@ -44,9 +44,9 @@ Value = bytes | None
 class Statement:
     """A statement with parameters $1, $2, ….
 
-        text: in UTF-8.
-        parameters: their names, in order.
-        has_plan: whether preparing it pays; for BEGIN, say, it does not.
+    text: in UTF-8.
+    parameters: their names, in order.
+    has_plan: whether preparing it pays; for BEGIN, say, it does not.
     """
 
     text: bytes

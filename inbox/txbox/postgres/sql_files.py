@@ -1,4 +1,4 @@
-"""SQL files: the statements of a subject, beside its code, each with a name.
+"""SQL files: the statements of a subject, next to its code, each with a name.
 
 ::
 
@@ -9,9 +9,10 @@
     SELECT attempts FROM {{message_failure}} WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
 
 Values are always bound: ``%(name)s`` is psycopg's placeholder. Double braces are replaced once, when the file is
-loaded for a schema and a prefix: by a table's name as SQLAlchemy quotes it, ``{{literal(message_failure)}}`` for the
-same within a string, ``{{microseconds(parked_at)}}`` for a time as ``moment`` reads it, a fragment of the file, or a
-constant. A fragment is ``-- fragment: name`` in place of ``-- name: name``, and comes above its uses.
+loaded for a schema and a prefix, by one of these: a table's name as SQLAlchemy quotes it;
+``{{literal(message_failure)}}``, the same within a string; ``{{microseconds(parked_at)}}``, a time as ``moment`` reads
+it; a fragment of the file; or a constant. A fragment starts with ``-- fragment: name`` instead of ``-- name: name``,
+and must stand above its uses.
 """
 
 import inspect
@@ -39,8 +40,8 @@ class SqlFile:
         class FailureStatements(SqlFile, file="failures.sql", constants={"max_history": 20}):
             attempts: str
 
-    A subclass names its file, which lies beside it, and annotates an attribute of type str for each statement. With
-    ``fragments_of``, its statements may use the fragments of another one's file.
+    A subclass names its file, which is in the same folder, and annotates an attribute of type str for each statement.
+    With ``fragments_of``, its statements may use the fragments of another subclass's file.
     """
 
     _file: ClassVar[str]
@@ -57,10 +58,10 @@ class SqlFile:
         values = {name: str(value) for name, value in self._constants.items()}
         texts: dict[str, str] = {}
         kind: type[SqlFile] | None = type(self)
-        while kind is not None:  # fragments come before the statements that use them
+        while kind is not None:  # fragments must precede the statements that use them
             texts = {**_parsed(kind.__module__.rpartition(".")[0], kind._file), **texts}  # noqa: SLF001 - of this module
             kind = kind._fragments_of  # noqa: SLF001 - the same
-        if any(map(_PLACEHOLDER.search, texts.values())):  # statements without one need no dialect, and load faster
+        if any(map(_PLACEHOLDER.search, texts.values())):  # without placeholders no dialect is needed: loads faster
             named = ((field.name, getattr(self.tables, field.name)) for field in fields(self.tables))
             values |= {name: quoted(table) for name, table in named if isinstance(table, Table)}
         for name, text in texts.items():
@@ -70,7 +71,7 @@ class SqlFile:
 
     @cached_property
     def tables(self) -> Tables:
-        """The tables that the statements are about."""
+        """The tables that the statements use."""
         return tables(*self._place)
 
     @classmethod
@@ -79,12 +80,12 @@ class SqlFile:
         return cast(Self, _load(cast(Any, cls), schema, prefix))
 
     def name_of(self, table: str) -> str:
-        """Return a table's name, quoted and with its schema: for messages, and to look it up in the catalogue."""
+        """Return a table's name, quoted and with its schema: for messages, and for looking it up in the catalogue."""
         return unescaped(quoted(getattr(self.tables, table)))
 
 
 def parse(text: str) -> dict[str, str]:
-    """Return the statements and fragments of a file by name, without comments."""
+    """Return a file's statements and fragments by name, without comments."""
     found = list(_HEADER.finditer(text))
     ends = [match.start() for match in found[1:]] + [len(text)]
     return {

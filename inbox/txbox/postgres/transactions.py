@@ -1,4 +1,4 @@
-"""The caller's transaction, and short ones of our own beside it, with checks of their tables."""
+"""The caller's transaction, our own short transactions beside it, and the checks of their tables."""
 
 import logging
 import sys
@@ -44,24 +44,24 @@ T = TypeVar("T")
 ConnectionOrSession: TypeAlias = (
     "Connection | Session | scoped_session[Any] | psycopg.Connection[Any] | HasPsycopgConnection"
 )
-"""What holds the caller's transaction; the last is Django's connection."""
+"""What holds the caller's transaction; the last one is Django's connection."""
 
 AsyncConnectionOrSession: TypeAlias = (
     "AsyncConnection | AsyncSession | async_scoped_session[Any] | psycopg.AsyncConnection[Any]"
 )
-"""The same, for coroutines."""
+"""The same for coroutines."""
 
 
 def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
-    """Return the connection, or refuse one that commits every statement by itself.
+    """Return the connection; raise ``NotInTransaction`` if it is in autocommit mode.
 
-    One of psycopg's own, or of Django's, is returned as a ``PsycopgConnection``, which has as much of SQLAlchemy's as
+    A connection of psycopg or Django becomes a ``PsycopgConnection``, which has as much of SQLAlchemy's interface as
     ``driver_cursor`` and ``engines`` need.
     """
     given: Any = connection_or_session
     connection: Any
     if is_session(given):
-        refuse_for_coroutines(given)  # before it begins a connection that would never be awaited
+        refuse_for_coroutines(given)  # before it starts connecting, which nobody would await
         try:
             connection = given.connection()
         except MissingGreenlet as error:
@@ -90,7 +90,7 @@ def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
 
 
 def is_session(given: object) -> "TypeGuard[Session | scoped_session[Any]]":
-    """Whether it is a session; without importing sqlalchemy.orm, which whoever has one has imported."""
+    """Whether it is a session. This does not import sqlalchemy.orm: whoever has a session has imported it."""
     if "sqlalchemy.orm" not in sys.modules:
         return False
     from sqlalchemy.orm import Session, scoped_session
@@ -99,21 +99,21 @@ def is_session(given: object) -> "TypeGuard[Session | scoped_session[Any]]":
 
 
 def refuse_for_coroutines(session: "Session | scoped_session[Any]", mapper: Any = None) -> None:
-    """Raise ``TypeError`` for the session below an ``AsyncSession``, outside of a greenlet in which it may wait.
+    """Raise ``TypeError`` for the session inside an ``AsyncSession``, outside of a greenlet in which it may wait.
 
-    ``mapper`` is that of the class in question: a session may have engines by class.
+    ``mapper`` is that of the class in question, as a session may have engines by class.
     """
     if "greenlet" in sys.modules and not in_greenlet() and _is_bound_to_async(session, mapper):
         raise _for_coroutines(session)
 
 
 async def run_on(connection_or_session: Any, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Run a function of ours on what holds a coroutine's transaction, and return what it returns.
+    """Run one of our functions on what holds a coroutine's transaction, and return its result.
 
     Args:
-        connection_or_session: an AsyncConnection or AsyncSession of SQLAlchemy, over whatever driver, or an
-            AsyncConnection of psycopg.
-        work: is given the connection or session as a function would be, and then the other arguments.
+        connection_or_session: an AsyncConnection or AsyncSession of SQLAlchemy, over any driver, or an AsyncConnection
+            of psycopg.
+        work: gets the connection or session as a sync function would, followed by the other arguments.
 
     Raises:
         TypeError: it is none of these.
@@ -134,14 +134,14 @@ async def run_on(connection_or_session: Any, work: Callable[..., T], *args: Any,
 
 
 def _is_async(connection_or_session: object) -> bool:
-    # Without importing sqlalchemy.ext.asyncio, which a service without coroutines has no use for.
+    # Without importing sqlalchemy.ext.asyncio, which a service without coroutines does not need.
     return hasattr(connection_or_session, "run_sync") or isinstance(connection_or_session, psycopg.AsyncConnection)
 
 
 def _is_bound_to_async(session: Any, mapper: Any) -> bool:
     try:
         return bool(session.get_bind(mapper).dialect.is_async)
-    except UnboundExecutionError:  # it has other engines by class
+    except UnboundExecutionError:  # it has engines for other classes only
         return False
 
 
@@ -156,11 +156,11 @@ def _for_coroutines(connection_or_session: object) -> TypeError:
 def short_transaction(engine: Engine) -> Iterator[Connection]:
     """Open a connection for one transaction at READ COMMITTED, whatever the host prefers.
 
-    Statements that settle their races by row locks need it: at a higher level they would fail with 40001 instead of
-    waiting, and in autocommit mode the lock would be gone before it is used. The level is set on the connection: set on
-    an engine that was given a level by ``execution_options`` before, it would lose to the earlier one.
+    Statements that settle races by row locks need that level: at a higher one they would fail with 40001 instead of
+    waiting, and in autocommit mode the lock would be gone before it is used. The level is set on the connection: on an
+    engine, a level that ``execution_options`` had set before would win.
 
-    A connection on which a statement fails by the state of its session does not go back to the pool.
+    If a statement fails because of the session's state, the connection does not return to the pool.
     """
     with engine.connect() as connection:
         connection.execution_options(isolation_level="READ COMMITTED")
@@ -173,14 +173,14 @@ def short_transaction(engine: Engine) -> Iterator[Connection]:
 
 
 def unless_locked(connection: Connection, what: str, work: Callable[[], T]) -> T | None:
-    """Run statements in one transaction that waits for no lock, and return what they return; None if it had to wait.
+    """Run statements in one transaction that waits for no lock, and return their result; None if it would have to wait.
 
-    For what only the status needs, on a connection that has other work to do: another session's transaction may lock
-    such a table, or a row of it, for hours. That is logged; ``what`` names the work in the log.
+    This is for what only the status needs, on a connection that has other work to do: another session's transaction may
+    lock such a table, or a row of it, for hours. That is logged.
 
     Args:
         connection: without a transaction; it may be in autocommit mode.
-        what: is left out if there is a lock.
+        what: names in the log the work that is left out.
         work: runs the statements on the connection.
     """
     try:
@@ -203,8 +203,8 @@ def unless_locked(connection: Connection, what: str, work: Callable[[], T]) -> T
 def driver_cursor(connection: Connection) -> Iterator[Any]:
     """Open the driver's own cursor: a statement costs a tenth of a millisecond less of this process's time.
 
-    Errors are the driver's, of steps too (``round_trip``). If the connection is lost, SQLAlchemy discards it, as after
-    an error of its own cursor.
+    Errors are the driver's, those of steps too (``round_trip``). If the connection is lost, SQLAlchemy discards it, as
+    after an error of its own cursor.
     """
     driver: Any = connection.connection
     cursor = open_cursor(connection)
@@ -221,10 +221,10 @@ def driver_cursor(connection: Connection) -> Iterator[Any]:
 
 
 def check_table(connection: Connection, table: Table) -> None:
-    """Check a table by reading nothing from it; it stays locked against being changed until the transaction ends.
+    """Raise unless a table can be read, by reading nothing from it. It cannot be altered until the transaction ends.
 
     Raises:
-        SchemaMissing: it is not there, or of an older version.
+        SchemaMissing: it does not exist, or is of an older version.
         RightsMissing: this user may not read it.
         InvalidConfiguration: row-level security may hide rows of it from this user.
         TableLocked: another session has locked it.
@@ -248,7 +248,7 @@ def check_table(connection: Connection, table: Table) -> None:
 
 @contextmanager
 def bounded_wait(connection: Connection, table: Table) -> Iterator[None]:
-    """Run statements on a table that wait for each lock for ``LOCK_SECONDS``, or as the session says.
+    """Run statements on a table, waiting for each lock for ``LOCK_SECONDS``, or as long as the session's setting says.
 
     Raises:
         TableLocked: another session has locked the table, or a row of it.
@@ -267,14 +267,14 @@ def bounded_wait(connection: Connection, table: Table) -> Iterator[None]:
 
 
 def _rights_missing(error: DBAPIError | psycopg.Error, table: Table) -> RightsMissing:
-    # The server names what was refused, in any language: the table, or the schema around it.
+    # The server names what it refused, in whatever language: the table, or its schema.
     if table.schema is not None and table.name not in str(getattr(error, "orig", error)):
         return RightsMissing(f"SCHEMA {unescaped(quote(table.schema))}", "USAGE")
     return RightsMissing(unescaped(quoted(table)), "SELECT")
 
 
 def missing_schema(error: DBAPIError | psycopg.Error, table: str) -> SchemaMissing | None:
-    """Return what to raise if a statement of ours has failed because its table is missing, or of an older version."""
+    """Return the error to raise if a statement of ours failed because its table is missing or of an older version."""
     code = sqlstate(error)
     if code == UNDEFINED_COLUMN:
         return SchemaMissing(table, str(getattr(error, "orig", error)).splitlines()[0])
@@ -282,14 +282,14 @@ def missing_schema(error: DBAPIError | psycopg.Error, table: str) -> SchemaMissi
 
 
 def valid_lock_timeout(wait_seconds: float, argument: str) -> str:
-    """Return a wait as a value of ``lock_timeout``, or raise ``InvalidConfiguration`` for the argument of this name."""
+    """Return a wait as a value of ``lock_timeout``; raise ``InvalidConfiguration``, naming the argument, if invalid."""
     if not 0.001 <= wait_seconds <= _MAX_WAIT_SECONDS:
         raise InvalidConfiguration(f"{argument} must be from 0.001 to {_MAX_WAIT_SECONDS}, not {wait_seconds!r}")
     return f"{round(wait_seconds * 1000)}ms"
 
 
 def refuse_autocommit(connection: Connection) -> None:
-    """Raise ``NotInTransaction`` if the connection commits every statement by itself."""
+    """Raise ``NotInTransaction`` if the connection is in autocommit mode."""
     if commits_by_itself(connection):
         raise NotInTransaction
 
@@ -299,15 +299,15 @@ def commits_by_itself(connection: Connection) -> bool:
     if is_psycopg(connection):
         return bool(cast(Any, connection).commits_by_itself)
     dbapi_connection = connection.connection.dbapi_connection
-    return dbapi_connection is not None and bool(dbapi_connection.autocommit)  # every driver for Postgres has it
+    return dbapi_connection is not None and bool(dbapi_connection.autocommit)  # every Postgres driver has it
 
 
 _MAX_WAIT_SECONDS = 3600
 
 LOCK_SECONDS = 10.0
-"""How long a start, a status or a pause waits for a table that another session has locked."""
+"""How long a start, a status report or a pause waits for a table that another session has locked."""
 
 NO_WAIT = "50ms"
-"""As short as a wait for a lock can be, and longer than a lock is held by sessions that are at work."""
+"""About the shortest wait for a lock that is still longer than working sessions hold one."""
 
 _log = logging.getLogger("txbox.postgres")

@@ -169,8 +169,8 @@ class _Wait:
 class _Watchdog:
     """Keeps the waits of this process, and checks them from a thread.
 
-    Every statement of every connection begins and ends a wait, so both work without a lock: adding to a set and removing
-    from it are atomic. Only a wait that we asked the server about may be cut, and its end waits for the cut::
+    Every statement of every connection begins and ends a wait, so both work without a lock: adding to a set and
+    removing from it are atomic. Only a wait that we asked the server about may be cut, and its end waits for the cut::
 
         watchdog thread   suspected ── ask the server ── lock: still among the waits? shut its socket
         waiting thread    remove it from the waits ── suspected? lock and unlock ── use the connection, or close it

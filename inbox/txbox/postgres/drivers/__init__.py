@@ -1,1 +1,1 @@
-"""Other drivers and connections than SQLAlchemy's over psycopg: what differs, so that nothing else has to know."""
+"""Drivers and connections other than SQLAlchemy's over psycopg: what differs, so that no other code needs to know."""

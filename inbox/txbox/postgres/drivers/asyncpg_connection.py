@@ -1,21 +1,21 @@
-"""asyncpg's connections: how their statements take values, and what a pooler does to their statements' names.
+"""asyncpg's connections: how their statements take values, and what a pooler does to the names of statements.
 
-Parameters are $1, $2, …, and values are sent in binary, by the types of Postgres.
-psycopg says of each value which type it has; Postgres converts it to what the statement casts it to. asyncpg asks
-Postgres which type a parameter has, and then takes no other value: no text for an array, no text for a number. So here
-each parameter is cast to the type of its value first::
+Parameters are $1, $2, …, and values are sent in binary, by the types of Postgres. psycopg tells Postgres each value's
+type, and Postgres converts the value to what the statement casts it to. asyncpg instead asks Postgres for each
+parameter's type, and then accepts no other value: no text for an array, no text for a number. So each parameter is
+first cast to the type of its value::
 
     INSERT … SELECT %(subscriber_id)s::text, … unnest(%(message_ids)s::text[])       psycopg
     INSERT … SELECT $1::text::text, … unnest($2::text::text[])                       asyncpg: the array as a literal
 
-A statement has the same values each time, so there are one or two texts of each, which asyncpg prepares.
+A statement has values of the same types each time, so each has only one or two texts, which asyncpg prepares.
 
 Behind a pooler in transaction mode no statement may have a name. asyncpg and SQLAlchemy prepare every statement, and
-keep it for the next transaction, which another server may run. The names are counted up in each process:
-``__asyncpg_stmt_1f__`` may be another client's statement there, and Postgres would run it without an error. So a new
-connection of an adopted engine is asked first, by a statement without a name in a transaction: if another server
-answers than the one that let the connection in, the engine's connections are made with ``WITHOUT_NAMES``. A statement
-without a name is parsed anew for each run, at the server that runs it.
+keep it for the next transaction, which another server may run. Each process counts up the names, so there
+``__asyncpg_stmt_1f__`` may be another client's statement, which Postgres would run without an error. So on a new
+connection of an adopted engine we first run a statement without a name in a transaction: if another server answers than
+the one that accepted the connection, the engine's connections are made with ``WITHOUT_NAMES``. The server that runs a
+statement without a name parses it anew each time.
 
 https://docs.sqlalchemy.org/en/20/dialects/postgresql.html#prepared-statement-cache
 """
@@ -40,7 +40,7 @@ from txbox.postgres.server import SERVER
 
 
 def no_name() -> str:
-    """Return the name of a statement that is not kept."""
+    """Return the empty name, under which a server keeps no statement."""
     return ""
 
 
@@ -59,7 +59,7 @@ REMEDY = (
 
 
 def notice_pooler(engine: Engine) -> None:
-    """Have an engine of asyncpg prepare nothing once a pooler answers; a second call changes nothing."""
+    """Make an asyncpg engine prepare nothing once a pooler answers; a second call changes nothing."""
     dialect = engine.dialect
     with _adopting:
         if dialect in _adopted:
@@ -72,11 +72,11 @@ def notice_pooler(engine: Engine) -> None:
 def refuse_names(connection: Connection, pid: int) -> None:
     """Raise ``InvalidConfiguration`` if a pooler answers, and asyncpg's prepared statements have names there.
 
-    The connection is closed then, as it would run what others have prepared in its next transaction.
+    The connection is closed then, as in its next transaction it would run what others have prepared.
 
     Args:
         connection: one of asyncpg.
-        pid: what ``pg_backend_pid()`` has said over it.
+        pid: what ``pg_backend_pid()`` returned on it.
     """
     pooled: Any = connection.connection
     if pooled.driver_connection.get_server_pid() == pid or connection.dialect in _renaming:
@@ -90,7 +90,7 @@ def refuse_names(connection: Connection, pid: int) -> None:
 
 
 def _connect(dialect: Dialect, _record: object, arguments: Any, parameters: dict[str, Any]) -> Any:
-    """Make a connection that is to be asked whether a pooler answers; None: SQLAlchemy is to make it."""
+    """Return a connection on which we checked for a pooler; None leaves it to SQLAlchemy to connect."""
     if dialect in _pooled:
         parameters.update(WITHOUT_NAMES)
     if not parameters.get("statement_cache_size", 1) and not parameters.get("prepared_statement_cache_size", 1):
@@ -102,7 +102,7 @@ def _connect(dialect: Dialect, _record: object, arguments: Any, parameters: dict
         pid = wait_for(_ask_pid(driver))
     except BaseException as error:
         driver.terminate()
-        if isinstance(error, Exception):  # as SQLAlchemy takes it for a connection that cannot be made
+        if isinstance(error, Exception):  # of the kind that SQLAlchemy expects if it cannot connect
             raise dialect.loaded_dbapi.OperationalError(str(error)) from error
         raise
     if pid == driver.get_server_pid():
@@ -115,7 +115,7 @@ def _connect(dialect: Dialect, _record: object, arguments: Any, parameters: dict
 
 
 def _discard_earlier(adopted_at: float, _connection: object, record: Any, _checked_out: object) -> None:
-    """Discard a connection that the pool had before the engine was adopted: nobody has asked what answers there."""
+    """Discard a connection that was in the pool before the engine was adopted: nobody checked it for a pooler."""
     if record.starttime < adopted_at:
         raise DisconnectionError("it was made before its engine was adopted")
 
@@ -128,18 +128,18 @@ async def _ask_pid(driver: Any) -> int:
 _adopted: "WeakSet[Dialect]" = WeakSet()
 _pooled: "WeakSet[Dialect]" = WeakSet()
 _renaming: "WeakSet[Dialect]" = WeakSet()
-"""Whose pooler gives prepared statements names of its own, as PgBouncer does from 1.21 on."""
+"""Dialects whose pooler renames prepared statements, as PgBouncer does since 1.21."""
 _adopting = threading.Lock()
 
 _log = logging.getLogger("txbox.postgres")
 
 
 def translated(sql: str, parameters: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """Return a statement of ours, and its values, for asyncpg.
+    """Return one of our statements, and its values, for asyncpg.
 
     Args:
         sql: with ``%(name)s`` for its parameters, and ``%%`` for a percent sign.
-        parameters: their values, by name; there may be others.
+        parameters: their values, by name; extra ones are ignored.
     """
     text, names = _numbered(sql, tuple((name, _type_of(value)) for name, value in parameters.items()))
     return text, tuple([parameters[name] for name in names])
@@ -162,12 +162,12 @@ def _numbered(sql: str, types: tuple[tuple[str, str], ...]) -> tuple[str, tuple[
 
 
 def refuse_codecs(connection: Connection) -> None:
-    """Refuse a connection on which the host has set codecs for the types of our values; looks once at each.
+    """Refuse a connection on which the host has set codecs for the types of our values; each one is checked once.
 
-    They would change what is kept of an id, or what comes back of it.
+    Such codecs would change an id as it is stored or as it is read.
 
     Raises:
-        InvalidConfiguration: it has some.
+        InvalidConfiguration: the connection has such codecs.
     """
     if _LOOKED in connection.info:
         return
@@ -201,7 +201,7 @@ _OIDS = {
     "int8[]": 1016,
     "bytea[]": 1001,
 }
-"""The types of our values and results, which Postgres numbers the same everywhere."""
+"""The types of our values and results; Postgres gives them the same numbers everywhere."""
 
 
 def _type_of(value: Any) -> str:
@@ -214,11 +214,11 @@ def _type_of(value: Any) -> str:
 _PLACEHOLDER = re.compile(r"%%|%\((\w+)\)s")
 
 _TYPES: tuple[tuple[type, str], ...] = (
-    (bool, "boolean"),  # before int, which it is too
+    (bool, "boolean"),  # before int, as a bool is an int too
     (int, "bigint"),
     (float, "double precision"),
     (bytes, "bytea"),
     (datetime, "timestamptz"),
     (timedelta, "interval"),
 )
-"""The others are sent as text: None, too, as null has no type."""
+"""Other values are sent as text, None included, as null has no type."""

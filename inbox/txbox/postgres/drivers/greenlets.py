@@ -1,14 +1,14 @@
-"""Greenlets: how code that waits as a function does is run on an event loop. SQLAlchemy's own way, and in one place.
+"""Greenlets: how sync code that waits runs on an event loop, in SQLAlchemy's own way, and only here.
 
-All of txbox is written once, with functions. On an event loop such a function runs in a greenlet of SQLAlchemy's,
-beside the coroutine that has called it, and gives the loop back whenever it waits::
+All of txbox is written once, in sync functions. On an event loop such a function runs in one of SQLAlchemy's greenlets,
+beside the coroutine that called it, and gives control back to the loop whenever it waits::
 
     coroutine   await run_in_greenlet(function) ┐                ┌─ await … ─┐               ┌─ the result
     greenlet                                    └─ function … ── wait_for(…) └─ … goes on … ─┘
 
-So a statement of an async driver, which SQLAlchemy waits for in the same way, needs no second version of the code
-around it. What waits by itself here has to ask ``in_greenlet``, or it would stop the loop, as ``sleep`` and
-``GreenletEvent`` do.
+So a statement of an async driver, for which SQLAlchemy waits in the same way, needs no second version of the code
+around it. Code that waits by other means has to check ``in_greenlet``, or it would block the loop; ``sleep`` and
+``GreenletEvent`` check it.
 
 https://docs.sqlalchemy.org/en/20/orm/extensions/asyncio.html#synopsis-orm
 """
@@ -27,14 +27,14 @@ from weakref import WeakSet
 from txbox.errors import InvalidConfiguration
 
 CHECK_SECONDS = 0.05
-"""Between looks at an event that a greenlet waits for."""
+"""How often a waiting greenlet checks its event."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def in_greenlet() -> bool:
-    """Whether this code runs in a greenlet on an event loop, so that it may, and has to, wait with ``wait_for``."""
+    """Whether this code runs in a greenlet on an event loop, where it can and must wait with ``wait_for``."""
     if "greenlet" not in sys.modules:
         return False
     from sqlalchemy.util.concurrency import in_greenlet
@@ -43,7 +43,7 @@ def in_greenlet() -> bool:
 
 
 def wait_for(awaitable: Awaitable[T]) -> T:
-    """Wait for something in a greenlet, and return its result; the loop goes on meanwhile."""
+    """Wait for an awaitable in a greenlet, and return its result. The loop goes on meanwhile."""
     from sqlalchemy.util import await_only
 
     return await_only(awaitable)
@@ -53,7 +53,7 @@ async def run_in_greenlet(function: Callable[P, T], /, *args: P.args, **kwargs: 
     """Run a function in a greenlet, and return its result.
 
     Raises:
-        InvalidConfiguration: there is no package greenlet.
+        InvalidConfiguration: the package greenlet is not installed.
     """
     if "greenlet" not in sys.modules and find_spec("greenlet") is None:
         raise InvalidConfiguration("coroutines need greenlet, which is not installed: pip install 'txbox[asyncio]'")
@@ -63,13 +63,13 @@ async def run_in_greenlet(function: Callable[P, T], /, *args: P.args, **kwargs: 
 
 
 def cancel(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task whose cancellations are not to be forgotten; see ``without_own_cancellations``."""
+    """Cancel a task whose cancellations must not be forgotten; see ``without_own_cancellations``."""
     _cancelled.add(task)
     task.cancel()
 
 
 def cancel_later() -> None:
-    """Have a cancellation that was caught in a greenlet raised again at the task's next wait."""
+    """Raise a cancellation that was caught in a greenlet again, at the task's next wait."""
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
@@ -77,10 +77,10 @@ def cancel_later() -> None:
 
 
 def without_own_cancellations(call: Callable[[], T]) -> T:
-    """Call host's code in a greenlet, and forget the cancellations of its task that it has asked for itself.
+    """Call the host's code in a greenlet, then forget the cancellations of the task that this code requested itself.
 
-    A time-out that is made of ``task.cancel()`` without ``uncancel()``, as some libraries have it, would leave a task
-    that looks as if it was cancelled for good.
+    Some libraries implement time-outs with ``task.cancel()`` but without ``uncancel()``. Such a time-out would leave a
+    task that looks as if it was cancelled for good.
     """
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
@@ -101,7 +101,7 @@ def _forget(task: "asyncio.Task[Any] | None", before: int) -> None:
 
 
 def is_cancelled() -> bool:
-    """Whether this code runs in a greenlet whose task was cancelled."""
+    """Whether this code runs in a greenlet of a cancelled task."""
     if not in_greenlet():
         return False
     task = asyncio.current_task()
@@ -109,28 +109,28 @@ def is_cancelled() -> bool:
 
 
 def raise_if_cancelled() -> None:
-    """Raise ``asyncio.CancelledError`` in such a greenlet: where a cancellation was not raised at once."""
+    """Raise ``asyncio.CancelledError`` in a greenlet of a cancelled task, if that was not raised at once."""
     if is_cancelled():
         raise asyncio.CancelledError
 
 
 class GreenletEvent(threading.Event):
-    """An event that a greenlet may wait for, too: the loop goes on meanwhile."""
+    """An event that greenlets can wait for, too. The loop goes on meanwhile."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for so many seconds at most; return whether it is."""
+        """Wait until it is set, for at most so many seconds; return whether it is set."""
         return wait_for(self._on_loop(timeout)) if in_greenlet() else super().wait(timeout)
 
     async def _on_loop(self, timeout: float | None) -> bool:
         ends_at = math.inf if timeout is None else time.monotonic() + timeout
-        # Looked at, not signalled: any thread may set it, and what waits here is a pause after trouble.
+        # Polled, not signalled: any thread may set it, and whoever waits here pauses after trouble anyway.
         while not self.is_set() and (left := ends_at - time.monotonic()) > 0:
             await asyncio.sleep(min(left, CHECK_SECONDS))
         return self.is_set()
 
 
 def sleep(seconds: float) -> None:
-    """Sleep: in a greenlet, the loop goes on meanwhile."""
+    """Sleep; in a greenlet, the loop goes on meanwhile."""
     if in_greenlet():
         wait_for(asyncio.sleep(seconds))
     else:

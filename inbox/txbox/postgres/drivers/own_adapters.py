@@ -1,8 +1,8 @@
 """How psycopg reads and writes the values of our statements, whatever the host has registered for its own.
 
-A host may register loaders and dumpers for all connections or for one: text that is stripped or comes as bytes, numbers
-that are Decimal, jsonb that stays text. With them, an id that was recorded would not come back as the id that was
-sent. So our statements are run by cursors that have psycopg's own adapters, and nothing of the host's.
+A host may register loaders and dumpers for all connections or for one: text is stripped or comes as bytes, numbers are
+Decimal, jsonb stays text. An id might then not come back as the id that was sent. So our statements run on cursors that
+have psycopg's own adapters, and none of the host's.
 
 https://www.psycopg.org/psycopg3/docs/advanced/adapt.html
 """
@@ -24,7 +24,7 @@ AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 
 class _TextLoader(Loader):
-    """Reads text; as UTF-8 over a connection in SQL_ASCII, for which psycopg returns bytes: our databases send that."""
+    """Reads text. On an SQL_ASCII connection, where psycopg returns bytes, it decodes UTF-8, as our databases send."""
 
     def __init__(self, oid: int, context: Any = None) -> None:
         super().__init__(oid, context)
@@ -39,11 +39,11 @@ def _own_adapters() -> AdaptersMap:
     own = AdaptersMap(types=TypesRegistry(postgres.types))
     postgres.register_default_adapters(own)
     register_all_arrays(own)
-    set_json_loads(json.loads, own)  # a host may set others for all connections
+    set_json_loads(json.loads, own)  # a host may have set another function for all connections
     set_json_dumps(json.dumps, own)
     for name in ("text", "varchar", "bpchar", "name"):
         own.register_loader(name, _TextLoader)
-    own.register_loader(0, _TextLoader)  # of types that have no loader
+    own.register_loader(0, _TextLoader)  # for types that have no loader
     return own
 
 
@@ -55,22 +55,18 @@ class OwnCursor(psycopg.Cursor[Any]):
 
     @property
     def adapters(self) -> AdaptersMap:
-        """psycopg's own."""
         return _ADAPTERS
 
 
 class OwnAsyncCursor(psycopg.AsyncCursor[Any]):
-    """The same, for coroutines."""
+    """An async cursor for our statements."""
 
     @property
     def adapters(self) -> AdaptersMap:
-        """psycopg's own."""
         return _ADAPTERS
 
 
 class _Context:
-    """What a Transformer works for."""
-
     __slots__ = ("connection",)
     adapters = _ADAPTERS
 
@@ -79,16 +75,16 @@ class _Context:
 
 
 def reader_of(driver: AnyConnection) -> Any:
-    """Return what reads results of our statements over a connection: a Transformer of psycopg."""
+    """Return a psycopg Transformer that reads the results of our statements on a connection."""
     context: Any = _Context(driver)
     return Transformer(context)
 
 
 @contextmanager
 def own_cursors(connection: Connection) -> Iterator[None]:
-    """Have every cursor that is opened on a connection within the block be one of ours, if it is psycopg's.
+    """Make every cursor opened in the block one of ours, on a connection of psycopg.
 
-    For connections on which nothing but our statements runs.
+    This is for connections on which only our statements run.
     """
     driver: Any = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
@@ -103,10 +99,10 @@ def own_cursors(connection: Connection) -> Iterator[None]:
 
 
 def open_next_as_ours(driver: Any) -> Any:
-    """Have the next cursor that is opened on a connection of psycopg's be one of ours; return what restores the rest.
+    """Make the next cursor opened on a psycopg connection one of ours; return the factory that is restored after it.
 
-    This is how a statement that SQLAlchemy runs in the host's transaction gets it. Others, of listeners to that
-    statement, are the host's.
+    This gives our cursor to a statement that SQLAlchemy runs in the host's transaction. Statements of listeners to that
+    one get the host's cursors.
     """
     given = driver.cursor_factory
     own = _kind_for(driver)

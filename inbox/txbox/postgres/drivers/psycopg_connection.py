@@ -1,9 +1,9 @@
-"""psycopg's own connections, for code without SQLAlchemy: as much of one of SQLAlchemy's as our statements need.
+"""psycopg's own connections, for code without SQLAlchemy: as much of SQLAlchemy's interface as our statements need.
 
-The transaction is the caller's, as with SQLAlchemy. The cursors are ours, which return tuples, and values as psycopg
+The transaction is the caller's, as with SQLAlchemy. The cursors are ours; they return tuples, with values as psycopg
 itself reads them. Errors are psycopg's own.
 
-Django's connection holds one of psycopg's. It is known by what it has, for Django is not imported here.
+Django's connection holds one of psycopg's. We recognise it by its attributes, because Django is not imported here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,31 +22,29 @@ from txbox.postgres.sql import psycopg_dialect
 
 
 class Rows:
-    """What a statement has returned."""
+    """The rows that a statement returned."""
 
     def __init__(self, rows: Sequence[tuple[Any, ...]], rowcount: int) -> None:
         self._rows = rows
         self.rowcount = rowcount
 
     def fetchone(self) -> Any:
-        """Return the first row; None if there is none."""
         return self._rows[0] if self._rows else None
 
     def fetchall(self) -> Sequence[Any]:
-        """Return all rows."""
         return self._rows
 
     def scalar_one(self) -> Any:
-        """Return the one value of the one row."""
+        """Return the only value of the only row."""
         ((value,),) = self._rows
         return value
 
 
 class PsycopgConnection:
-    """A connection of psycopg, in a transaction of the caller's: sync, or async in a greenlet.
+    """A connection of psycopg in the caller's transaction: sync, or async in a greenlet.
 
     Attributes:
-        connection: itself: what SQLAlchemy's connection has there has the driver's connection.
+        connection: itself, because SQLAlchemy's connection has the driver's connection there.
         dbapi_connection: psycopg's.
         driver_connection: the same.
     """
@@ -57,12 +55,12 @@ class PsycopgConnection:
 
     @property
     def dialect(self) -> Dialect:
-        """How statements are written for it."""
+        """The dialect in which statements are written for it."""
         return psycopg_dialect()
 
     @property
     def info(self) -> dict[str, Any]:
-        """What is remembered of the connection."""
+        """What we remember about the connection."""
         return _info.setdefault(self.driver_connection, {})
 
     @property
@@ -71,29 +69,28 @@ class PsycopgConnection:
         driver = self.driver_connection
         if not driver.autocommit:
             return False
-        if driver.pgconn.transaction_status == TransactionStatus.ACTIVE:  # in a pipeline, until its answers are here
+        if driver.pgconn.transaction_status == TransactionStatus.ACTIVE:  # in a pipeline whose answers are not here yet
             if isinstance(driver, psycopg.AsyncConnection):
                 wait_for(_sync_async(driver))
             else:
                 with driver.pipeline():
                     pass
-        # A block `with connection.transaction()` begins one in autocommit mode, too.
+        # A block `with connection.transaction()` begins a transaction in autocommit mode, too.
         return driver.pgconn.transaction_status == TransactionStatus.IDLE
 
     def exec_driver_sql(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
-        """Run a statement, and return its rows."""
         driver = self.driver_connection
         if isinstance(driver, psycopg.AsyncConnection):
             return wait_for(_run_async(driver, sql, parameters))
         with OwnCursor(driver, row_factory=tuple_row) as cursor:
-            # In the caller's pipeline, one within it waits for the answer: what comes next depends on that.
+            # A pipeline nested in the caller's waits for the answer, because the next step depends on it.
             with driver.pipeline() if _is_in_pipeline(driver) else nullcontext():
                 cursor.execute(_encoded(sql, driver), parameters)
             return Rows(cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
 
 def is_psycopg(connection: object) -> bool:
-    """Whether a connection is psycopg's own, although it goes by the name of SQLAlchemy's."""
+    """Whether a connection is psycopg's own, although it stands in for SQLAlchemy's."""
     return isinstance(connection, PsycopgConnection)
 
 
@@ -103,19 +100,18 @@ class HasPsycopgConnection(Protocol):
     in_atomic_block: bool
 
     def ensure_connection(self) -> None:
-        """Connect, if it has not yet."""
+        """Connect, unless it is connected."""
 
 
 def is_of_django(connection: object) -> bool:
-    """Whether it is a connection of Django's."""
     return hasattr(connection, "in_atomic_block") and hasattr(connection, "ensure_connection")
 
 
 def held_by_django(connection: Any) -> "psycopg.Connection[Any]":
-    """Return psycopg's connection that Django's holds.
+    """Return the psycopg connection that Django's connection holds.
 
     Raises:
-        TypeError: it holds one of another driver.
+        TypeError: it holds a connection of another driver.
     """
     connection.ensure_connection()
     driver = connection.connection
@@ -145,7 +141,7 @@ def _is_in_pipeline(driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[A
 
 def _encoded(sql: str, driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bytes:
     encoding = driver.info.encoding
-    return sql.encode("utf-8" if encoding == "ascii" else encoding)  # ascii is SQL_ASCII, which changes nothing
+    return sql.encode("utf-8" if encoding == "ascii" else encoding)  # ascii is SQL_ASCII, which converts nothing
 
 
 _info: "WeakKeyDictionary[Any, dict[str, Any]]" = WeakKeyDictionary()

@@ -1,18 +1,18 @@
 """The commit guard: in a transaction that a handler works in, any COMMIT but ours fails, and nothing is committed.
 
-Reading what is executed cannot find every COMMIT: one may go to the driver's own connection, or hide in a text that
-only Postgres can take apart. And a transaction that recorded messages and was committed by a handler loses those whose
-handlers have not run yet::
+Reading the statements cannot find every COMMIT: one may go to the driver's own connection, or hide in a text that only
+Postgres can parse. And if a handler commits a transaction that recorded messages, those whose handlers have not run yet
+are lost::
 
     txbox     BEGIN; DECLARE guard … WITH HOLD ── record m1, m2 ── handler(m1) ── handler(m2) ── CLOSE guard; COMMIT
     handler                                                           └ COMMIT: refused, m1 and m2 are rolled back
 
 A cursor WITH HOLD outlives its transaction, so COMMIT has to read it to its end; the query of this one fails when it is
 read. Only txbox closes it. If a handler has rolled back, the guard is gone with its transaction, and CLOSE fails: what
-came after that is rolled back too. Either way the server decides.
+came after the rollback is rolled back too. Either way the server decides.
 
-The guard costs no round trip over psycopg: it goes out with BEGIN, and CLOSE with COMMIT, 15 us together (an empty
-transaction takes 20 to 40). Over another driver each is a round trip.
+Over psycopg the guard costs no round trip: it goes out with BEGIN, and CLOSE with COMMIT, 15 us together (an empty
+transaction takes 20 to 40). Over another driver each costs a round trip.
 
 https://www.postgresql.org/docs/current/sql-declare.html
 """
@@ -37,10 +37,10 @@ DECLARE_GUARD = Statement.of(
     f"DECLARE txbox_guard CURSOR WITH HOLD FOR SELECT ('{REFUSAL} ' || pg_catalog.random())::pg_catalog.int4",
     has_plan=False,
 )
-"""Has COMMIT fail in this transaction. ``random`` has the text cast only when it is read."""
+"""Makes COMMIT fail in this transaction. Because of ``random``, the cast happens only when the cursor is read."""
 
 CLOSE_GUARD = Statement.of("CLOSE txbox_guard", has_plan=False)
-"""Lets COMMIT succeed again; fails in another transaction than the one that has the guard."""
+"""Lets COMMIT succeed again; fails in any transaction but the one that has the guard."""
 
 
 COMMIT = Statement.of("COMMIT", has_plan=False)
@@ -49,19 +49,19 @@ _BACKEND_PID = Step(Statement.of(SERVER.backend_pid, has_plan=False))
 
 
 def begin(connection: Connection, *steps: Step, then: Step | None = None, guarded: bool = True) -> Reply | None:
-    """Begin a transaction: one round trip, which takes the place of BEGIN.
+    """Begin a transaction in one round trip, in place of BEGIN.
 
     Args:
         connection: in a transaction of SQLAlchemy's; the server may have begun it already.
-        steps: statements to be run in the same round trip.
-        then: one more, which may fail.
-        guarded: only ``commit`` can commit it.
+        steps: statements to run in the same round trip.
+        then: one more statement, which may fail.
+        guarded: let only ``commit`` commit it.
 
     Returns:
-        The answer to the one more, if there is one.
+        The answer to ``then``, if there is one.
 
     Raises:
-        psycopg.Error: it could not be begun, or one of the steps has failed.
+        psycopg.Error: it could not be begun, or one of the steps failed.
         PreparedLost: run the transaction again.
     """
     every = [*([Step(DECLARE_GUARD)] if guarded else []), *steps]
@@ -82,7 +82,7 @@ def begin_with(connection: Connection, *steps: Step) -> list[Any]:
         steps: the statements.
 
     Raises:
-        StepFailed: a step has failed; number -1 is BEGIN.
+        StepFailed: a step failed; number -1 is BEGIN.
         psycopg.Error: the connection was lost.
         PreparedLost: run the transaction again.
     """
@@ -108,7 +108,7 @@ def begin_with(connection: Connection, *steps: Step) -> list[Any]:
 
 
 def _tell_pool(connection: Connection) -> None:
-    """If the connection is lost, have SQLAlchemy discard the others of its pool: they most likely are, too."""
+    """If the connection is lost, make SQLAlchemy discard the others of its pool: they are most likely lost, too."""
     driver: Any = connection.connection.dbapi_connection
     if driver.closed:
         with suppress(DBAPIError):
@@ -116,17 +116,17 @@ def _tell_pool(connection: Connection) -> None:
 
 
 def commit(connection: Connection, *steps: Step, guarded: bool = True) -> list[Any]:
-    """Commit the transaction that ``begin`` has begun, in one round trip; return the results of the steps.
+    """Commit the transaction that ``begin`` began, in one round trip; return the results of the steps.
 
     Args:
         connection: in that transaction.
-        steps: statements to be run before; if one fails, nothing is committed.
-        guarded: as it was begun.
+        steps: statements to run before; if one fails, nothing is committed.
+        guarded: as for ``begin``.
 
     Raises:
-        StepFailed: one of the steps has failed.
+        StepFailed: one of the steps failed.
         TransactionEnded: this is another transaction. Nothing is committed.
-        psycopg.Error: it cannot be committed, or whether it was is unknown.
+        psycopg.Error: it cannot be committed, or it is unknown whether it was.
     """
     closing = [Step(CLOSE_GUARD)] if guarded else []
     try:
@@ -140,15 +140,15 @@ def commit(connection: Connection, *steps: Step, guarded: bool = True) -> list[A
 
 
 def pipelines(connection: Connection) -> bool:
-    """Whether the driver of a connection sends several statements in one round trip."""
+    """Whether the connection's driver can send several statements in one round trip."""
     return isinstance(connection.connection.driver_connection, psycopg.Connection | psycopg.AsyncConnection)
 
 
 def begin_guarded(connection: Connection) -> int:
-    """Begin a transaction of SQLAlchemy's on the server, guarded, in one round trip, over a driver that ``pipelines``.
+    """Begin a guarded transaction of SQLAlchemy's on the server, in one round trip, over a driver that ``pipelines``.
 
     Returns:
-        The process id of the server that has answered.
+        The process id of the server that answered.
 
     Raises:
         sqlalchemy.exc.DBAPIError: it could not be begun.
@@ -160,11 +160,11 @@ def begin_guarded(connection: Connection) -> int:
 
 
 def commit_guarded(connection: Connection) -> None:
-    """Commit a guarded transaction, in one round trip, over a driver that ``pipelines``, which has nothing left to do.
+    """Commit a guarded transaction in one round trip, over a driver that ``pipelines``. SQLAlchemy has no work left.
 
     Raises:
         TransactionEnded: this is another transaction. Nothing is committed.
-        sqlalchemy.exc.DBAPIError: it cannot be committed, or whether it was is unknown.
+        sqlalchemy.exc.DBAPIError: it cannot be committed, or it is unknown whether it was.
     """
     with _errors_of_sqlalchemy(connection):
         commit(connection)
@@ -172,7 +172,7 @@ def commit_guarded(connection: Connection) -> None:
 
 @contextmanager
 def _errors_of_sqlalchemy(connection: Connection) -> Iterator[None]:
-    """Have SQLAlchemy raise the driver's errors as its own, and discard a connection that is lost."""
+    """Make SQLAlchemy raise the driver's errors as its own, and discard a lost connection."""
     try:
         yield
     except psycopg.Error as error:
@@ -185,12 +185,12 @@ def _errors_of_sqlalchemy(connection: Connection) -> Iterator[None]:
 
 
 def add_guard(connection: Connection) -> None:
-    """Guard a transaction that SQLAlchemy has begun, over whatever driver: one round trip."""
+    """Guard a transaction that SQLAlchemy has begun, over any driver: one round trip."""
     connection.exec_driver_sql(DECLARE_GUARD.text.decode())
 
 
 def remove_guard(connection: Connection) -> None:
-    """Let a guarded transaction be committed, over whatever driver: one round trip.
+    """Allow a guarded transaction to be committed, over any driver: one round trip.
 
     Raises:
         TransactionEnded: this is another transaction.
@@ -205,7 +205,7 @@ def remove_guard(connection: Connection) -> None:
 
 
 def is_refused_commit(error: BaseException) -> bool:
-    """Whether an error is, or was caused by, a COMMIT that a guard has refused."""
+    """Whether an error is, or was caused by, a COMMIT that a guard refused."""
     return any(
         isinstance(cause, psycopg.errors.InvalidTextRepresentation) and REFUSAL in str(cause)
         for cause in _causes(error)
@@ -213,7 +213,7 @@ def is_refused_commit(error: BaseException) -> bool:
 
 
 def _begin(driver: Any) -> Statement:
-    """Return BEGIN as the connection's own settings want it, which SQLAlchemy's ``isolation_level`` sets."""
+    """Return BEGIN with the connection's own settings, such as those that SQLAlchemy's ``isolation_level`` set."""
     parts = ["BEGIN"]
     if driver.isolation_level is not None:
         parts.append(f"ISOLATION LEVEL {psycopg.IsolationLevel(driver.isolation_level).name.replace('_', ' ')}")

@@ -1,14 +1,14 @@
-"""Who still uses a connection when the work that was given it is over: a thread or a task that outlives that work.
+"""Who still uses a connection after the work it was given to is over: a thread or a task that outlives that work.
 
-``asyncio`` can stop waiting for a thread, and not the thread itself. So a handler may be inside a statement when its
-request is cancelled, and a coroutine may shield a task of its own. To close its connection then would free memory that
-libpq still works with, and a socket whose number the next connection gets; to give it back to its pool would mix what
-two requests do. Such a connection is abandoned::
+``asyncio`` can stop waiting for a thread, but cannot stop the thread. So a handler may be inside a statement when its
+request is cancelled, and a coroutine may shield a task of its own. Closing its connection then would free memory that
+libpq still uses, and a socket whose number the next connection gets. Returning it to its pool would mix the work of two
+requests. Such a connection is abandoned::
 
     the request  session ── cancelled ── end: a statement is under way ── abandon: forget it, cancel, shut its socket
     its thread       └─ statement ──────────────────────────────────────────────── OperationalError ── the last use
 
-A statement that comes after the end is refused, before it gets to the driver.
+A statement that comes after the end is refused before it reaches the driver.
 """
 
 import asyncio
@@ -28,29 +28,29 @@ from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.exc import ResourceClosedError
 
 CANCEL_SECONDS = 2.0
-"""How long the server may take to cancel a statement, before the socket of its connection is shut."""
+"""How long the server may take to cancel a statement before we shut the connection's socket."""
 
 
 class ConnectionUsers:
-    """Those who use the connections of one piece of work: a request, or a message. Safe to share among threads."""
+    """Tracks who uses the connections of one piece of work: a request, or a message. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._under_way: set[Any] = set()  # cursors, and connections
-        self._streams: set[Any] = set()  # cursors that read from the server when their rows are asked for
+        self._streams: set[Any] = set()  # cursors that fetch rows from the server only when asked for
         self._rolled_back: set[Connection] = set()
         self._ended_by: object = None
 
     def attach(self, connection: Connection) -> None:
-        """Note from now on what a connection is used for; its engine is one that ``watch`` was given."""
+        """Note what a connection is used for from now on; ``watch`` must have been given its engine."""
         connection.execution_options(**{_USERS: self})
 
     def detach(self, connection: Connection) -> None:
-        """Have a connection, which is open and its owner goes on with, used by whoever may, after the end too."""
+        """Let anyone use an open connection, even after the end: its owner goes on with it."""
         connection.execution_options(**{_USERS: None})
 
     def end(self) -> bool:
-        """Refuse whatever comes after this, but for what this thread or task does itself.
+        """Refuse all later use, except by this thread or task.
 
         Returns:
             Whether something is under way, so that the connections can only be abandoned.
@@ -60,12 +60,12 @@ class ConnectionUsers:
             return bool(self._under_way) or any(map(_rolls, self._rolled_back))
 
     def have_streams(self) -> bool:
-        """Whether a result was not read to its end, whose rows are fetched from the server when they are asked for."""
+        """Whether a result was not read to its end, and fetches its rows from the server only when asked for them."""
         return any(map(_is_open, self._streams))
 
     @contextmanager
     def using(self, connection: Connection) -> Iterator[None]:
-        """Note that a connection is used, without a cursor; raises ``ResourceClosedError`` after the end."""
+        """Note that a connection is used without a cursor; raise ``ResourceClosedError`` after the end."""
         self._begin(connection)
         try:
             yield
@@ -98,7 +98,7 @@ class ConnectionUsers:
 
 
 def watch(target: Engine | Connection) -> None:
-    """Have ``ConnectionUsers`` see what the connections of an engine are used for, or one connection."""
+    """Report to ``ConnectionUsers`` what the connections of an engine, or one connection, are used for."""
     dialect = target.dialect
     if dialect not in _watched:
         _watched.add(dialect)
@@ -111,11 +111,11 @@ def watch(target: Engine | Connection) -> None:
 
 
 def abandon(connection: Connection) -> None:
-    """Give up a connection that somebody may still use, without closing it under him.
+    """Give up a connection that somebody may still use, without closing it while they do.
 
-    Its pool forgets it, and what is under way on it fails: the server is asked to cancel it, and within CANCEL_SECONDS
-    the socket is shut, so that the server rolls back. The memory goes with the last reference to the connection. What
-    asyncpg waits for is not cancelled: the server may work on it to its end.
+    Its pool forgets it, and what is under way on it fails: we ask the server to cancel it, and shut the socket within
+    CANCEL_SECONDS, so that the server rolls back. The memory is freed with the last reference to the connection. What
+    asyncpg waits for is not cancelled: the server may finish it.
     """
     if connection.closed or connection.invalidated:
         return
@@ -127,7 +127,7 @@ def abandon(connection: Connection) -> None:
     connection.invalidate()
     if not _close_unused(driver):
         _cut_off(driver)
-        if hasattr(driver, "pgconn"):  # psycopg's, which warns of one that is let go of while it is open
+        if hasattr(driver, "pgconn"):  # psycopg's, which warns if it is garbage-collected while it is open
             kind: Any = type(driver)
             driver.__class__ = _abandoned(kind)
 
@@ -139,7 +139,7 @@ def _close_unused(driver: Any) -> bool:
     if (terminate := getattr(driver, "terminate", None)) is not None:
         terminate()  # asyncpg's: a transport of asyncio, whose waiters get an error
         return True
-    lock, pgconn = getattr(driver, "lock", None), getattr(driver, "pgconn", None)  # psycopg's, held by who waits
+    lock, pgconn = getattr(driver, "lock", None), getattr(driver, "pgconn", None)  # psycopg's; a waiter holds the lock
     if pgconn is None or lock is None:
         return False
     if isinstance(lock, asyncio.Lock):
@@ -157,14 +157,14 @@ def _close_unused(driver: Any) -> bool:
 
 
 def _cut_off(driver: Any) -> None:
-    """Have the server give up what a connection waits for, and then shut its socket: elsewhere, and soon.
+    """Ask the server to cancel what a connection waits for, then shut its socket, in another thread or task.
 
-    The socket is shut by a duplicate, so that its own number stays what it is until it is freed.
+    A duplicate shuts the socket, so that its own number stays valid until it is freed.
     """
-    with suppress(Exception):  # it was closed since; or a driver that tells no socket, whose statement runs to its end
+    with suppress(Exception):  # closed meanwhile; or a driver that reveals no socket, whose statement runs to its end
         number = driver.fileno()
         end = socket.socket(fileno=os.dup(number))
-        if driver.fileno() != number:  # it was closed between, and the number may be another's
+        if driver.fileno() != number:  # closed in between, and the number may belong to another socket
             end.close()
         elif isinstance(driver, psycopg.AsyncConnection):
             task = asyncio.get_running_loop().create_task(_cancel_on_loop(driver, end))
@@ -176,7 +176,7 @@ def _cut_off(driver: Any) -> None:
 
 def _cancel(driver: Any, end: socket.socket) -> None:
     try:
-        with suppress(Exception):  # the server may be what is gone
+        with suppress(Exception):  # the server itself may be gone
             driver.cancel_safe(timeout=CANCEL_SECONDS)
     finally:
         _shut(end)
@@ -239,12 +239,12 @@ def _is_open(cursor: Any) -> bool:
 
 
 def _rolls(connection: Connection) -> bool:
-    """Whether a rollback that has begun on a connection is under way."""
+    """Whether a rollback that began on a connection is still under way."""
     return not connection.closed and connection.in_transaction()
 
 
 def _current() -> object:
-    """Return what tells this thread, or this task, from others."""
+    """Return what distinguishes this thread, or this task, from others."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -255,4 +255,4 @@ def _current() -> object:
 _USERS = "txbox_connection_users"
 _watched: "WeakSet[Dialect]" = WeakSet()
 _cancelling: set[asyncio.Task[None]] = set()
-"""What asks servers to cancel; a loop keeps no reference by itself."""
+"""Tasks that ask servers to cancel; the loop itself keeps no reference to them."""

@@ -1,7 +1,7 @@
 """A host's session may have engines of its own: by class (``binds``), or as its ``get_bind`` chooses.
 
-What such a session does over one connection does not commit with what it does over another. ``bind_to`` has a session
-that we open work on one connection. Of a session that the host has opened, ``keep_to`` refuses a second one.
+What such a session does on one connection does not commit with what it does on another. ``bind_to`` makes a session
+that we open work on one connection. ``keep_to`` refuses a second connection of a session that the host opened.
 """
 
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def refuse_two_phases(factory: object, name: str) -> None:
-    """Raise ``InvalidConfiguration`` for a sessionmaker of sessions that prepare transactions; ``name`` is its own."""
+    """Raise ``InvalidConfiguration`` for a sessionmaker with two-phase commits; ``name`` is the sessionmaker's."""
     if getattr(factory, "kw", {}).get("twophase"):
         raise InvalidConfiguration(f"{name} {_TWO_PHASES}")
 
 
 def refuse_other_schemas(factory: object, engine: Any, name: str) -> None:
-    """Raise ``InvalidConfiguration`` for a sessionmaker of an engine whose ``schema_translate_map`` ours does not have.
+    """Raise ``InvalidConfiguration`` for a sessionmaker whose engine has a ``schema_translate_map`` that ours lacks.
 
-    Its sessions are given our connection, over which their effects would go to other schemas. Both engines may be those
-    of coroutines; ``name`` is the sessionmaker's own.
+    Its sessions get our connection, on which their effects would go to other schemas. Both engines may be async;
+    ``name`` is the sessionmaker's.
     """
     own = _schemas_of(getattr(factory, "kw", {}).get("bind"))
     if own:
@@ -34,23 +34,23 @@ def refuse_other_schemas(factory: object, engine: Any, name: str) -> None:
 
 
 def bind_to(session: "Session", target: Connection | Engine) -> None:
-    """Have a session work on one connection wherever it would open one of the same engine, and refuse to open others.
+    """Make a session work on one connection wherever it would open one of the same engine, and refuse to open others.
 
-    What a session does over another connection commits by itself: a handler's effects without its message, or not at
-    all, since the session is closed and not committed.
+    What a session does on another connection commits separately: a handler's effects without its message, or not at
+    all, as the session is closed and not committed.
 
     Args:
         session: one that has not begun.
-        target: the connection, or the engine of which it opens one. Engines that ``execution_options`` has made of
-            that engine are the same, unless their ``schema_translate_map`` is another.
+        target: the connection, or the engine from which it opens one. Engines that ``execution_options`` made of that
+            engine count as the same, unless their ``schema_translate_map`` differs.
 
     Raises:
-        InvalidConfiguration: it prepares transactions in two phases. Later, from the session's own methods: it was
-            about to open a connection of another engine, or one for other schemas.
+        InvalidConfiguration: the session uses two-phase commits. Later, from the session's own methods: it was about to
+            open a connection of another engine, or one for other schemas.
     """
     if session.twophase:
         raise InvalidConfiguration(f"the session {_TWO_PHASES}")
-    own: Any = session  # its own method, whatever its class, its binds, or the caller of a method chooses
+    own: Any = session  # replaces its own method, whatever its class, its binds, or a method's caller chooses
     choose = own.get_bind
 
     def get_bind(*args: Any, **named: Any) -> Engine | Connection:
@@ -67,16 +67,16 @@ def bind_to(session: "Session", target: Connection | Engine) -> None:
 
 
 def bind_to_own(session: "Session", name: str) -> Connection | Engine:
-    """Have a session work on one connection of its own engine, see ``bind_to``; return that engine, or connection.
+    """Make a session work on one connection of its own engine, see ``bind_to``; return that engine or connection.
 
-    It is what the session opens a connection of where no class is named, or else the only engine of its ``binds``.
+    That is what the session connects to where no class is named, or else the only engine in its ``binds``.
 
     Args:
         session: one that has not begun.
-        name: what has made it, for the error.
+        name: what made it, for the error.
 
     Raises:
-        InvalidConfiguration: it has no engine, or several and none by default; and as ``bind_to``.
+        InvalidConfiguration: it has no engine, or several and no default; and as for ``bind_to``.
     """
     try:
         target = session.get_bind()
@@ -105,15 +105,15 @@ def _refuse_other_schemas(name: str, own: Mapping[Any, Any], ours: Mapping[Any, 
 
 
 def keep_to(session: "Session", connection: Connection) -> None:
-    """Have a session refuse to work over other connections in the transaction in which we write over this one.
+    """Make a session refuse other connections in the transaction in which we write on this one.
 
     Args:
         session: the host's, in a transaction.
         connection: its own.
 
     Raises:
-        InvalidConfiguration: it has another one in this transaction. Later, from the session's own methods: it was
-            about to open one.
+        InvalidConfiguration: it has another connection in this transaction. Later, from the session's own methods: it
+            was about to open one.
     """
     if not _chooses(session):
         return
@@ -152,6 +152,6 @@ def _refuse_second(written: Connection, other: Connection) -> None:
 
 
 _WRITTEN = "txbox_written"
-"""Where a session that may have several engines keeps the transaction and the connection in which we wrote last."""
+"""Where a session that may have several engines keeps the transaction and the connection of our last write."""
 
 _TWO_PHASES = "has twophase=True, but its transaction is the one that records the message: make it without twophase"

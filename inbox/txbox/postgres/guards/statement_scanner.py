@@ -1,13 +1,13 @@
-r"""The statement scanner: takes a text of SQL apart as Postgres does, from left to right.
+r"""The statement scanner: splits SQL text as Postgres does, from left to right.
 
-What is in a string, a quoted name or a comment is no statement, and where one of these ends depends on how it began:
-``E'\''`` is a string of one quote, ``'\'`` one of a backslash. So no part is looked at alone::
+Text in a string, a quoted name or a comment is not a statement, and where one of these ends depends on how it began:
+``E'\''`` is a string of one quote, ``'\'`` one of a backslash. So no part can be read alone::
 
     SELECT E'\''; COMMIT; SELECT '1'      three statements
     SELECT '\''; COMMIT; SELECT '1'       an error; three with standard_conforming_strings=off
 
-The setting counts for a whole text, which Postgres takes apart before it runs any of it. A text that Postgres cannot
-take apart is not run at all.
+The setting applies to a whole text, which Postgres parses before it runs any of it. Postgres runs nothing of a text
+that it cannot parse.
 
 https://www.postgresql.org/docs/current/sql-syntax-lexical.html, and scan.l in the source of Postgres
 """
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 
 def statements(sql: str, *, backslashes: bool = False) -> Iterator[str]:
-    """Yield the statements of a text, with a space for each comment, and nothing in their strings.
+    """Yield the statements of a text, with a space for each comment, and with empty strings.
 
     Args:
         sql: the text.
@@ -69,7 +69,7 @@ def _end_of_comment(text: str, at: int) -> int:
 
 
 def _end_of_escaped(text: str, at: int) -> int:
-    """Return where a string with escapes ends, whose first quote is before ``at``."""
+    """Return where a string with escapes ends, given the position ``at`` after its first quote."""
     while (edge := _ESCAPED_EDGE.search(text, at)) is not None:
         at = edge.end()
         if edge[0] == "'":
@@ -97,4 +97,4 @@ _TOKEN = re.compile(
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 _ESCAPED_EDGE = re.compile(r"'|\\.?", re.DOTALL)
 _CONTINUED = re.compile(r"(?:(?:[ \t\f\v]|--[^\n\r]*(?=[\n\r]))*[\n\r](?:[ \t\n\r\f\v]|--[^\n\r]*[\n\r])*)?'")
-r"""A string goes on after two quotes, and after a line's end: ``E'a'``, a line's end, ``'\''`` is one with escapes."""
+r"""A string continues after two quotes, and on a later line: ``E'a'``, a line break, ``'\''`` is one with escapes."""

@@ -1,9 +1,9 @@
 """The transaction guard: a handler works in a transaction that only txbox may end.
 
-A handler that committed it would commit records of messages whose effects have not happened yet, and those messages
-would be lost. What can be refused is refused before it happens (``commit`` and ``COMMIT`` through SQLAlchemy), what can
-be seen afterwards is seen before the commit (a swallowed error). What is done to the driver's own connection, beside
-SQLAlchemy, the server refuses: see ``txbox.postgres.guards.commit_guard``.
+A handler that commits it would commit the records of messages whose effects have not happened yet, and those messages
+would be lost. Some ways can be refused before they happen (``commit`` and ``COMMIT`` through SQLAlchemy); others show
+afterwards, but before the commit (a swallowed error). The server refuses what bypasses SQLAlchemy on the driver's own
+connection: see ``txbox.postgres.guards.commit_guard``.
 """
 
 import re
@@ -23,7 +23,7 @@ from txbox.postgres.guards.statement_scanner import statements
 def guard(engine: Engine) -> Engine:
     """Return a copy of an engine, with the same pool, whose connections can be protected.
 
-    A copy, because the host's other connections must not call our event listeners.
+    It is a copy so that the host's other connections do not call our event listeners.
     """
     guarded = engine.execution_options()
     event.listen(guarded, "commit", _refuse_foreign_commit)
@@ -34,9 +34,9 @@ def guard(engine: Engine) -> Engine:
 
 @contextmanager
 def protect(connection: Connection, users: ConnectionUsers) -> Iterator[None]:
-    """While the block runs, refuse to end a guarded engine's connection's transaction: ``TransactionEnded``.
+    """While the block runs, raise ``TransactionEnded`` if the connection's transaction is ended; its engine is guarded.
 
-    ``users`` are those of the block: when it has ended, what they still have under way is known, and nothing is begun.
+    ``users`` tracks the block: when it ends, what is still under way is known, and nothing more can begin.
     """
     users.attach(connection)
     connection.execution_options(**{_PROTECTED: True})
@@ -48,11 +48,11 @@ def protect(connection: Connection, users: ConnectionUsers) -> Iterator[None]:
 
 
 def refuse_aborted(connection: Connection) -> None:
-    """Refuse to commit a transaction in which a statement has failed, or which SQL has ended.
+    """Refuse to commit a transaction in which a statement failed, or which SQL has ended.
 
-    Postgres answers COMMIT in an aborted transaction with ROLLBACK, and drivers take that for success: a handler that
-    swallows the error of a statement would have its message acked with nothing done. The driver knows the state from
-    the last answer, so asking it costs no round trip.
+    Postgres answers COMMIT in an aborted transaction with ROLLBACK, and drivers take that for success: if a handler
+    swallowed the error of a statement, its message would be acked with nothing done. The driver knows the state from
+    the last answer, so this costs no round trip.
 
     Raises:
         StatementLeftOpen, TransactionAborted, TransactionEnded: it cannot be committed.
@@ -67,15 +67,15 @@ def refuse_aborted(connection: Connection) -> None:
 
 
 def is_ended(connection: Connection) -> bool:
-    """Whether the server has answered last that no transaction is open: one that had begun was ended. Asks nobody."""
+    """Whether the server's last answer said that no transaction is open, so one was ended. This costs no round trip."""
     return _transaction_status(connection) == TransactionStatus.IDLE
 
 
 def left_in_use(connection: Connection) -> bool:
     """Whether a handler has left a statement unfinished on a connection: a stream, a copy, a pipeline.
 
-    psycopg locks a connection for as long as its statement lasts, and a traceback keeps a generator alive: a ROLLBACK
-    on such a connection would wait for ever. It can only be closed.
+    psycopg locks a connection while its statement runs, and a traceback keeps a generator alive, so a ROLLBACK on such
+    a connection would wait for ever. It can only be closed.
     """
     if connection.closed or connection.invalidated:
         return False
@@ -88,7 +88,7 @@ def left_in_use(connection: Connection) -> bool:
 
 
 def _refuse_foreign_commit(connection: Connection) -> None:
-    """Stop a handler that commits the worker's transaction, before it happens; see the module."""
+    """Stop a handler from committing the worker's transaction; see the module."""
     if _is_protected(connection):
         raise TransactionEnded
 
@@ -96,30 +96,30 @@ def _refuse_foreign_commit(connection: Connection) -> None:
 def _refuse_commit_as_sql(
     connection: Connection, _cursor: object, statement: str, _parameters: object, _context: object, _many: bool
 ) -> None:
-    """Stop a handler that ends the worker's transaction by SQL, for the same reason."""
+    """Stop a handler from ending the worker's transaction by SQL."""
     if _is_protected(connection) and ends_transaction(statement):
         raise TransactionEnded
 
 
 def _is_protected(connection: Connection) -> bool:
-    """Whether it is the protected connection itself; a handler may open others on the same engine, and commit them."""
+    """Whether this is the protected connection; a handler may open and commit others of the same engine."""
     return bool(connection.get_execution_options().get(_PROTECTED))
 
 
 def ends_transaction(sql: str) -> bool:
-    """Whether one of the statements in a text of SQL ends the transaction it is run in, or removes its commit guard.
+    """Whether a statement in an SQL text ends the transaction it runs in, or removes its commit guard.
 
-    A commit may hide behind a comment, an empty statement or another one (``SELECT 1; COMMIT``). What is in quotes or
-    in a function's body is no statement of its own, and ``ROLLBACK TO`` goes back to a savepoint only.
+    A commit may hide behind a comment, an empty statement or another one (``SELECT 1; COMMIT``). Text in quotes or in a
+    function's body is not a statement, and ``ROLLBACK TO`` only goes back to a savepoint.
     """
-    # The same few texts come for every message, and taking one apart takes up to 100 us; long ones may hold values.
+    # Every message brings the same few texts, and parsing one takes up to 100 us; long texts may hold values.
     return _search_cached(sql) if len(sql) <= _MAX_CACHED_CHARACTERS else _search(sql)
 
 
 def _search(sql: str) -> bool:
     if _FIRST_MAY_END.match(sql) is None and _LATER_MAY_END.search(sql) is None:
         return False
-    # What a backslash means in a plain string is the server's setting; one of both meanings is enough.
+    # The server's setting decides what a backslash means in a plain string; a commit in either reading suffices.
     readings = (False, True) if "\\" in sql else (False,)
     return any(
         _ENDS.match(statement) for backslashes in readings for statement in statements(sql, backslashes=backslashes)
@@ -133,7 +133,7 @@ _PROTECTED = "txbox_protected"
 
 _FIRST_MAY_END = re.compile(r"\s*(?:COMMIT|END|ABORT|ROLLBACK|PREPARE|CLOSE|--|/\*)", re.IGNORECASE)
 _LATER_MAY_END = re.compile(f";{_FIRST_MAY_END.pattern}", re.IGNORECASE)
-"""Wherever a statement may end the transaction, this is found, in strings, too: most texts need not be taken apart."""
+"""Found wherever a statement may end the transaction, even inside strings; so most texts need no parsing."""
 
 _ENDS = re.compile(
     r"\s*(?:(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|CLOSE\s+(?:ALL|txbox_guard)"
@@ -145,8 +145,8 @@ _ENDS = re.compile(
 
 def _transaction_status(connection: Connection) -> int:
     driver: Any = connection.connection.driver_connection
-    if (is_in_transaction := getattr(driver, "is_in_transaction", None)) is not None:  # asyncpg's, also if aborted
+    if (is_in_transaction := getattr(driver, "is_in_transaction", None)) is not None:  # asyncpg's; true if aborted, too
         return TransactionStatus.INTRANS if is_in_transaction() else TransactionStatus.IDLE
-    # psycopg 3 makes an object for each look at ``info``; ``pgconn`` is what that object asks.
+    # psycopg 3 makes an object for each access to ``info``, which itself asks ``pgconn``.
     info = getattr(driver, "pgconn", None) or getattr(driver, "info", None)
     return int(getattr(info, "transaction_status", TransactionStatus.INTRANS))
