@@ -234,7 +234,7 @@ class LedgerError(TxboxError):
 
 
 class ResultNotStored(TxboxError):
-    """``message_id`` is processed and completed, but its result cannot be kept for repeats."""
+    """The work on ``message_id`` is done and the message completed, but its result cannot be kept for repeats."""
 
     def __init__(self, subscriber_id: str, message_id: str, why: str) -> None:
         self.subscriber_id = subscriber_id
@@ -323,7 +323,7 @@ class TransactionEnded(TxboxError):
 
 
 class TransactionAborted(TransactionEnded):
-    """A handler swallowed the error of a statement, after which Postgres had undone the whole transaction."""
+    """A handler swallowed the error of a statement, but Postgres had already undone the whole transaction."""
 
     def __init__(self) -> None:
         TxboxError.__init__(

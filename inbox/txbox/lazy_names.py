@@ -1,6 +1,6 @@
-"""Public names of a package that are imported when they are first used, as PEP 562 has it.
+"""Public names that a package imports on first use (PEP 562).
 
-The package imports them for type checkers, and names their modules for Python::
+The package imports them for type checkers only, and names their modules for Python::
 
     if TYPE_CHECKING:
         from txbox.inbox.inbox import Inbox
@@ -17,11 +17,11 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions ``__getattr__`` and ``__dir__`` of a package.
+    """Return the functions ``__getattr__`` and ``__dir__`` for a package.
 
     Args:
         package: its ``__name__``.
-        modules: by name, the module that has it.
+        modules: by public name, the module that defines it.
     """
 
     def find(name: str) -> Any:

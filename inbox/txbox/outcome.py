@@ -23,7 +23,7 @@ class Outcome(StrEnum):
     MISMATCH = "mismatch"
     """Its id had come with another body; the handler did not run, and the message is parked."""
     EXPIRED = "expired"
-    """It is too old to judge whether it was processed; the handler did not run, and the message is parked."""
+    """It is too old to tell whether it was processed; the handler did not run, and the message is parked."""
 
     def __init__(self, value: str) -> None:
         self.acked = value not in ("in_flight", "failed")

@@ -47,7 +47,7 @@ class StopSignals:
         self._restore()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        # The second signal restores the handlers, not the first: one that arrives in between needs this handler.
+        # The second signal restores the handlers, not the first: one that came in between would find no handler.
         if self._asked:
             self._restore()
             signal.raise_signal(number)

@@ -35,7 +35,7 @@ MAX_HOST_CHARACTERS = 255
 
 
 def storable(text: str) -> str:
-    """Return the text with what Postgres's text and jsonb cannot hold replaced."""
+    """Return text in which everything is replaced or dropped that Postgres's text and jsonb cannot hold."""
     return text.replace("\0", "�").encode("utf-8", "replace").decode()
 
 

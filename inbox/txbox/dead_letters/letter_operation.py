@@ -74,8 +74,8 @@ class HeldKey:
         subscriber_id: whose letters.
         order_key: the FIFO group, or the key.
         dead_letter_id: the first letter that waits, or else the first one whose copy is on its way.
-        waits: whether that letter waits, and no copy is on its way.
-        stuck: whether it takes a person, and not only its turn.
+        waits: whether that letter still waits, rather than its copy being on its way.
+        stuck: whether it needs a person, rather than only its turn.
     """
 
     subscriber_id: str

@@ -19,7 +19,7 @@ Where workers keep order, messages that are in the queue before the copies of a 
 redrive *until its keys are free* goes on with those: round by round, it adds them to its selection and sends them,
 until no key of its letters is held. It ends earlier, and leaves the operation unfinished, when
 
-- every key that is still held is *stuck*: the first waiting letter has failed again or could not be sent, and takes a
+- every key that is still held is *stuck*: the first waiting letter has failed again or could not be sent, and needs a
   person;
 - its time is over: no worker processes the copies, or messages of the key arrive so fast that another is always parked
   before the last copy is processed. No order is lost, and each message runs at its second delivery; to free such a key,

@@ -48,7 +48,7 @@ class _Notifier:
         """Notify if the connection has published since its checkout; if that fails, make the pool replace it."""
         if not record.info.pop(_PUBLISHED, False) or dbapi_connection is None:
             return
-        if self._is_async and not in_greenlet():  # the pool is closing it, and no event loop can wait for it
+        if self._is_async and not in_greenlet():  # nothing can be awaited here: the connection is being closed
             return
         now = time.monotonic()
         with self._lock:

@@ -34,7 +34,7 @@ def guard(engine: Engine) -> Engine:
 
 @contextmanager
 def protect(connection: Connection, users: ConnectionUsers) -> Iterator[None]:
-    """While the block runs, raise ``TransactionEnded`` if the connection's transaction is ended; its engine is guarded.
+    """Raise ``TransactionEnded`` if the block ends the transaction of a connection whose engine is guarded.
 
     ``users`` tracks the block: when it ends, what is still under way is known, and nothing more can begin.
     """
