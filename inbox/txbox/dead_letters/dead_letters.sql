@@ -1,17 +1,17 @@
--- Dead letters: parked messages, whole. A parked message has a row in the inbox too, which names its letter.
+-- Dead letters: whole parked messages. A parked message also has a row in the inbox, which names its letter.
 --
--- A letter is open until it is redriven or discarded. One that is open waits for a person, unless its message has been
--- processed since. A discarded one goes on refusing copies of its message: its row in the inbox stays.
+-- A letter is open until it is redriven or discarded. An open letter waits for a person, unless its message was
+-- processed since. A discarded one still refuses copies of its message: its row in the inbox stays.
 
 -- fragment: open
 letter.redriven_at IS NULL AND letter.discarded_at IS NULL
 
 -- fragment: processed_since
--- The inbox decides where it has a row; else the ledger does, for letters of a ledger. That can be:
---   the row of a parked message was deleted by hand, and a copy of it came;
---   it was processed before it was parked, by a version without the row in the inbox;
---   the redrive of a ledger's letter has sent it and died before its commit, and the copy was completed.
--- A mismatch is another body than the one that was processed, so it waits.
+-- If the inbox has a row, it decides; otherwise the ledger does, for letters of a ledger. That happens if:
+--   the row of a parked message was deleted by hand, and a copy of the message came;
+--   a version without the row in the inbox processed the message before it was parked;
+--   the redrive of a ledger's letter sent it and died before its commit, and the copy was completed.
+-- A mismatch has another body than the one that was processed, so it waits.
 (letter.reason <> 'mismatch' AND coalesce(
   (SELECT bool_and(processed.dead_letter_id IS NULL) FROM {{processed_message}} AS processed
     WHERE processed.subscriber_id = letter.subscriber_id AND processed.message_id = letter.message_id),
@@ -24,7 +24,7 @@ letter.redriven_at IS NULL AND letter.discarded_at IS NULL
 {{open}} AND NOT {{processed_since}}
 
 -- fragment: letter
--- Of its body, body_bytes bytes after the first body_from, or all of it. Its size is known without reading it.
+-- Of its body, body_bytes bytes after the first body_from, or all of it. The body's size is known without reading it.
 letter.dead_letter_id, letter.subscriber_id, letter.message_id, letter.reason, letter.error, letter.attempts,
   letter.source, CASE WHEN %(body_bytes)s::int IS NULL THEN letter.body
     ELSE substring(letter.body FROM %(body_from)s::int + 1 FOR %(body_bytes)s::int) END AS body,
@@ -50,9 +50,9 @@ DO UPDATE SET error = excluded.error, order_key = coalesce(parked.order_key, exc
 RETURNING dead_letter_id
 
 -- name: mark_parked
--- Record in the inbox that a message is parked. It waits for a transaction that processes the message; not for one that
--- redrives it, if its row is of an older generation: await_redrive does. It runs at READ COMMITTED, so its snapshot is
--- never older than a rotation (see inbox.sql).
+-- Record in the inbox that a message is parked. This waits for a transaction that processes the message, but not for
+-- one that redrives it if its row is in an older generation: await_redrive does. It runs at READ COMMITTED, so its
+-- snapshot is never older than a rotation (see inbox.sql).
 -- parameters: subscriber_id text, message_id text, fingerprint bytea, dead_letter_id bigint
 -- returns: nothing; the count of rows is 0 if the inbox has the message
 INSERT INTO {{processed_message}} (subscriber_id, message_id, fingerprint, dead_letter_id)
@@ -64,34 +64,34 @@ WHERE NOT EXISTS (
 ON CONFLICT DO NOTHING
 
 -- name: mark_expired
--- Make a letter one of an expired message, if this transaction has parked it: one that waited before was judged.
+-- Mark a letter as expired if this transaction has parked it: a letter that waited before was judged then.
 -- parameters: error text, dead_letter_id bigint
 -- returns: nothing
 UPDATE {{dead_letter}} SET reason = 'expired', error = %(error)s
 WHERE dead_letter_id = %(dead_letter_id)s AND parked_at = now()
 
 -- name: find_recorded
--- Read the row of a message in the inbox.
+-- Return a message's row in the inbox.
 -- parameters: subscriber_id text, message_id text
 -- returns: fingerprint, dead_letter_id (null if it is not parked)
 SELECT fingerprint, dead_letter_id FROM {{processed_message}}
 WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
 
 -- name: await_redrive
--- Wait for who redrives a letter, and keep others from it until this transaction ends.
+-- Wait for whoever redrives a letter, and keep others from redriving it until this transaction ends.
 -- parameters: dead_letter_id bigint
 -- returns: nothing of interest
 SELECT FROM {{dead_letter}} WHERE dead_letter_id = %(dead_letter_id)s FOR KEY SHARE
 
 -- name: unmark_parked
--- Delete the row in the inbox that says a message is parked, as it is sent through again.
+-- Delete the row in the inbox that says a message is parked, because it is sent through again.
 -- parameters: subscriber_id text, message_id text
 -- returns: nothing
 DELETE FROM {{processed_message}}
 WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s AND dead_letter_id IS NOT NULL
 
 -- name: mark_others_mismatch
--- Mark the other letters of a message as mismatches, as another body of it is processed. They hold no key.
+-- Mark a message's other letters as mismatches, because another body of it is processed. They hold no key.
 -- parameters: subscriber_id text, message_id text, dead_letter_id bigint (of the body that is processed)
 -- returns: nothing
 UPDATE {{dead_letter}} AS letter SET reason = 'mismatch', order_position = NULL
@@ -101,7 +101,7 @@ WHERE letter.subscriber_id = %(subscriber_id)s AND letter.message_id = %(message
 -- name: waits_parked
 -- Whether a message of a ledger is parked, or was discarded: its last letter was not redriven.
 --
--- One that is locked is being redriven, so it waits no more: its copy may be the very delivery that asks.
+-- A letter that is locked is being redriven, so it no longer waits: its copy may be the very delivery that asks.
 --
 --   redrive   locks the letter, sends ------------------------- redriven_at = now(), commits
 --   worker             receives the copy, fails, asks: parked? With "yes" it would ack the only copy.
@@ -120,14 +120,14 @@ WHERE letter.dead_letter_id = (
 )
 
 -- name: lease_attempts
--- How many attempts a message had in its ledger when it was parked last, also by a letter that is being redriven.
+-- How many attempts a message had in its ledger when it was last parked; a letter that is being redriven counts, too.
 -- parameters: subscriber_id text, message_id text
 -- returns: attempts, or null
 SELECT max(lease_attempts) FROM {{dead_letter}}
 WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
 
 -- fragment: wanted
--- The filter of a list, a redrive or a discard. Without numbers, only letters that wait are meant, or all.
+-- The filter of a list, a redrive or a discard. Without numbers, it selects only letters that wait, or all.
 (%(subscriber_id)s::text IS NULL OR letter.subscriber_id = %(subscriber_id)s)
   AND (%(reasons)s::text[] IS NULL OR letter.reason = ANY(%(reasons)s))
   AND (%(error)s::text IS NULL OR position(lower(%(error)s) IN lower(letter.error)) > 0)
@@ -150,14 +150,14 @@ WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
 pg_temp.txbox_finds_json(letter.body, %(json_path)s::jsonpath)
 
 -- name: check_json_path
--- See whether a text is a JSON path.
+-- Check whether a text is a JSON path: fails if it is not.
 -- parameters: json_path text
 -- returns: nothing of interest
 SELECT %(json_path)s::jsonpath
 
 -- name: create_json_function
--- Make a function for this transaction: whether a JSON path finds something in a body, and not only false and null.
--- Null of a body that is not JSON, is nested too deeply for the server, or has a \u0000, which jsonb cannot hold.
+-- Make a function for this transaction: whether a JSON path finds something other than false and null in a body.
+-- Null for a body that is not JSON, is nested too deeply for the server, or has a \u0000, which jsonb cannot hold.
 -- parameters: none
 -- returns: nothing
 CREATE FUNCTION pg_temp.txbox_finds_json(body bytea, path jsonpath) RETURNS boolean
@@ -172,7 +172,7 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
 END $$
 
 -- name: drop_json_function
--- Take the function away before the transaction commits.
+-- Drop the function before the transaction commits.
 -- parameters: none
 -- returns: nothing
 DROP FUNCTION pg_temp.txbox_finds_json(bytea, jsonpath)
@@ -189,7 +189,7 @@ WHERE {{wanted}} AND letter.dead_letter_id > %(after)s
 ORDER BY letter.dead_letter_id LIMIT %(page)s
 
 -- name: passed_over
--- How many letters the rest of a filter means, of whose bodies its JSON path cannot be asked.
+-- How many letters match the rest of a filter, but have bodies that its JSON path cannot check.
 -- parameters: subscriber_id text, reasons text[], error text, since_ago interval, since timestamptz, until_ago interval,
 --   until timestamptz, source text, message_ids text[], header_names text[], header_values text[], numbers bigint[],
 --   up_to bigint, all boolean (as letters), json_path text
@@ -197,7 +197,7 @@ ORDER BY letter.dead_letter_id LIMIT %(page)s
 SELECT count(*) FROM {{dead_letter}} AS letter WHERE {{wanted}} AND {{finds_json}} IS NULL
 
 -- name: matching_counts
--- How many letters a filter means, and how many of them a redrive refuses, as one before them in their key is not sent.
+-- How many letters a filter matches, and how many of them a redrive refuses because an earlier one of their key waits.
 -- parameters: subscriber_id text, reasons text[], error text, since_ago interval, since timestamptz, until_ago interval,
 --   until timestamptz, source text, message_ids text[], header_names text[], header_values text[], numbers bigint[],
 --   up_to bigint, all boolean (as letters), expired boolean (those are sent, too)
@@ -221,7 +221,7 @@ FROM meant LEFT JOIN kept USING (subscriber_id, order_key)
 GROUP BY meant.subscriber_id, meant.reason ORDER BY meant.subscriber_id, meant.reason
 
 -- name: store_operation
--- Keep who asks for what.
+-- Record who asks for what.
 -- parameters: kind text, filter jsonb, options jsonb, note text, requested_by text
 -- returns: operation_id
 INSERT INTO {{dead_letter_operation}} (kind, filter, options, note, requested_by)
@@ -229,7 +229,7 @@ VALUES (%(kind)s, %(filter)s::jsonb, %(options)s::jsonb, %(note)s, %(requested_b
 RETURNING operation_id
 
 -- name: store_selection
--- Keep which letters a filter means now.
+-- Record which letters a filter matches now.
 -- parameters: operation_id bigint, subscriber_id text, reasons text[], error text, since_ago interval, since
 --   timestamptz, until_ago interval, until timestamptz, source text, message_ids text[], header_names text[],
 --   header_values text[], numbers bigint[], up_to bigint, all boolean (as letters)
@@ -238,7 +238,7 @@ INSERT INTO {{dead_letter_selection}} (operation_id, dead_letter_id)
 SELECT %(operation_id)s, letter.dead_letter_id FROM {{dead_letter}} AS letter WHERE {{wanted}}
 
 -- name: operations
--- Redrives and discards, the last first.
+-- Redrives and discards, newest first.
 -- parameters: operation_id bigint (or null for all), unfinished boolean (only those), page bigint
 -- returns: operation_id, kind, filter, options, note, requested_by, requested_at, finished_at, outcomes (a JSON object
 --   of counts)
@@ -258,10 +258,10 @@ WHERE (%(operation_id)s::bigint IS NULL OR operation.operation_id = %(operation_
 ORDER BY operation.operation_id DESC LIMIT %(page)s
 
 -- name: next_selected
--- The next letter of an operation that is to be done, locked until the transaction ends.
+-- Lock and return an operation's next letter, until the transaction ends.
 --
--- Two that carry out one operation take turns: the second waits for the first one's letter, then finds its outcome and
--- goes on to the next. It does not skip what is locked, so letters are sent one after the other, in order.
+-- Two processes that carry out one operation take turns: the second waits for the first one's letter, then finds its
+-- outcome and goes on to the next. It does not skip what is locked, so letters are sent one after the other, in order.
 --
 -- parameters: operation_id bigint, after bigint
 -- returns: dead_letter_id, or no row
@@ -270,21 +270,21 @@ WHERE operation_id = %(operation_id)s AND dead_letter_id > %(after)s AND outcome
 ORDER BY dead_letter_id LIMIT 1 FOR UPDATE
 
 -- name: lock_selected
--- A letter of an operation, if it is still to be done, locked until the transaction ends.
+-- Lock and return a letter of an operation, if it is not done yet, until the transaction ends.
 -- parameters: operation_id bigint, dead_letter_id bigint
 -- returns: dead_letter_id, or no row
 SELECT dead_letter_id FROM {{dead_letter_selection}}
 WHERE operation_id = %(operation_id)s AND dead_letter_id = %(dead_letter_id)s AND outcome IS NULL FOR UPDATE
 
 -- name: record_outcome
--- Keep what became of a selected letter, unless another process has done so.
+-- Record the outcome of a selected letter, unless another process has recorded it.
 -- parameters: outcome text, error text, operation_id bigint, dead_letter_id bigint
 -- returns: nothing; the count of rows
 UPDATE {{dead_letter_selection}} SET outcome = %(outcome)s, error = %(error)s, done_at = now()
 WHERE operation_id = %(operation_id)s AND dead_letter_id = %(dead_letter_id)s AND outcome IS NULL
 
 -- name: retry_failed
--- Have an operation's failed letters tried again.
+-- Make an operation's failed letters pending again.
 -- parameters: operation_id bigint
 -- returns: nothing
 UPDATE {{dead_letter_selection}} SET outcome = NULL, error = NULL, done_at = NULL
@@ -307,9 +307,8 @@ WHERE operation_id = %(operation_id)s AND finished_at IS NULL AND NOT EXISTS (
 SELECT {{letter}} FROM {{dead_letter}} AS letter WHERE letter.dead_letter_id = %(dead_letter_id)s
 
 -- name: lock_letters
--- Lock a dead letter and those that are open under the same id, until the transaction ends. So two redrives do not both
--- send it, and do not wait for each other in a circle. They are read by later statements: what this one has waited for
--- is not in its own snapshot.
+-- Lock a dead letter and the open ones with the same id, until the transaction ends. So two redrives do not both send
+-- it, and do not deadlock. Later statements read the letters: this one's snapshot does not have what it waited for.
 -- parameters: dead_letter_id bigint
 -- returns: dead_letter_id of each
 SELECT dead_letter_id FROM {{dead_letter}}
@@ -327,7 +326,7 @@ ORDER BY dead_letter_id FOR UPDATE
 UPDATE {{dead_letter}} SET redriven_at = now(), redriven_by = %(redriven_by)s WHERE dead_letter_id = %(dead_letter_id)s
 
 -- name: mark_discarded
--- Mark a dead letter as given up. Its row in the inbox stays, so no copy of its message is run.
+-- Mark a dead letter as given up. Its row in the inbox stays, so no copy of its message runs.
 -- parameters: discarded_by text, note text, dead_letter_id bigint
 -- returns: nothing
 UPDATE {{dead_letter}} SET discarded_at = now(), discarded_by = %(discarded_by)s, note = %(note)s

@@ -1,7 +1,7 @@
--- The order of a key over its dead letters: which letter holds a key, and the place of each.
+-- The order of a key across its dead letters: which letter holds a key, and the place of each.
 --
--- A letter holds its key until its message is processed. What this very transaction has recorded is not: it is the copy
--- that asks.
+-- A letter holds its key until its message is processed. What this very transaction recorded does not count as
+-- processed: it is the copy that asks.
 
 -- fragment: holds
 letter.order_position IS NOT NULL AND letter.discarded_at IS NULL AND NOT EXISTS (
@@ -14,7 +14,7 @@ letter.order_position IS NOT NULL AND letter.discarded_at IS NULL AND NOT EXISTS
   )
 
 -- name: heads
--- The first of the letters that hold a key, for each key that is held.
+-- For each held key, the first of the letters that hold it.
 -- parameters: order_keys text[], subscriber_id text
 -- returns: order_key, dead_letter_id, message_id
 SELECT asked.order_key, head.dead_letter_id, head.message_id
@@ -26,7 +26,7 @@ CROSS JOIN LATERAL (
 ) AS head
 
 -- name: place_of
--- Whether letters wait before the place of a message that is parked, or was sent through again.
+-- Whether letters wait before the place of a message that is parked or was sent through again.
 -- parameters: subscriber_id text, message_ids text[] (all that the message has), order_key text
 -- returns: whether one waits; no row if the message has no place
 SELECT coalesce(own.place > (
@@ -43,7 +43,7 @@ FROM (
 WHERE own.place IS NOT NULL
 
 -- name: give_up_places
--- Take the places of a message that is processed in this transaction: its letters hold nothing any more.
+-- Remove the places of a message that this transaction processes: its letters no longer hold anything.
 -- parameters: subscriber_id text, message_ids text[] (all that the message has), order_key text
 -- returns: nothing
 UPDATE {{dead_letter}} SET order_position = NULL
@@ -51,7 +51,7 @@ WHERE subscriber_id = %(subscriber_id)s AND message_id = ANY(%(message_ids)s::te
   AND order_position IS NOT NULL
 
 -- name: take_place
--- Give a letter its place: that of an earlier letter of its message, which was sent through again, or else the last.
+-- Give a letter its place: that of the message's earlier letter that was sent through again, or else the last place.
 -- parameters: message_ids text[] (all that the message has), dead_letter_id bigint
 -- returns: nothing; the count of rows is 0 if it has its place, or keeps no order
 UPDATE {{dead_letter}} AS letter SET order_position = coalesce((
@@ -62,7 +62,7 @@ UPDATE {{dead_letter}} AS letter SET order_position = coalesce((
 WHERE letter.dead_letter_id = %(dead_letter_id)s AND letter.order_key IS NOT NULL AND letter.order_position IS NULL
 
 -- name: hand_over_place
--- Take the places of a message's letters that were sent through again, as another letter of it has taken them over.
+-- Remove the places of a message's redriven letters, because another letter of the message has taken them over.
 -- parameters: subscriber_id text, message_ids text[] (all that the message has), dead_letter_id bigint (the other one)
 -- returns: nothing
 UPDATE {{dead_letter}} SET order_position = NULL
@@ -70,7 +70,7 @@ WHERE subscriber_id = %(subscriber_id)s AND message_id = ANY(%(message_ids)s::te
   AND dead_letter_id <> %(dead_letter_id)s AND redriven_at IS NOT NULL
 
 -- name: find_before
--- The first letter that waits before another one of its key.
+-- The first letter of a key that waits before another one.
 -- parameters: dead_letter_id bigint
 -- returns: dead_letter_id
 SELECT head.dead_letter_id
@@ -90,8 +90,8 @@ SELECT letter.subscriber_id, count(DISTINCT letter.order_key), {{microseconds(mi
 FROM {{dead_letter}} AS letter WHERE {{holds}} GROUP BY letter.subscriber_id
 
 -- fragment: held_heads
--- Of each key of an operation's letters that is held: the first letter that waits, or else the first one on its way.
--- It is stuck if that one was not only behind another, or could not be sent: it takes a person.
+-- For each held key of an operation's letters: the first letter that waits, or else the first one on its way. It is
+-- stuck if it failed for another reason than being behind another, or could not be sent: it needs a person.
 SELECT key.subscriber_id, key.order_key, head.dead_letter_id, head.waits,
   head.waits AND (head.reason <> 'behind' OR coalesce(own.outcome = 'failed', false)) AS stuck
 FROM (
@@ -115,8 +115,8 @@ LEFT JOIN {{dead_letter_selection}} AS own
 ORDER BY 1, 2
 
 -- name: follow
--- Add to an operation what was parked behind its letters since it was selected. In one order, so two that do so do not
--- wait for each other in a circle.
+-- Add to an operation what was parked behind its letters since it was selected; in one order, so that two of these do
+-- not deadlock.
 -- parameters: operation_id bigint
 -- returns: nothing
 INSERT INTO {{dead_letter_selection}} (operation_id, dead_letter_id)

@@ -1,7 +1,7 @@
 -- The table that an upsert writes to, as the catalogue describes it.
 
 -- name: find_table
--- A table by its name as it is written in SQL, and whether this user may do with any of its columns what an upsert does.
+-- A table by its name as written in SQL, and whether this user may do what an upsert does with any of its columns.
 -- parameters: table_name text
 -- returns: oid, schema_name, table_name, kind (as in pg_class), insert, select, update; no row if there is no such table
 SELECT class.oid::bigint, namespace.nspname::text AS schema_name, class.relname::text AS table_name,
@@ -11,9 +11,10 @@ FROM pg_class AS class JOIN pg_namespace AS namespace ON namespace.oid = class.r
 WHERE class.oid = to_regclass(%(table_name)s)
 
 -- name: read_columns
--- The columns of a table. Required is one that an INSERT must give a value; the type without its length is written so
--- that it has none when it is read again. In a key, values are compared as what the column makes of them: numbers and
--- times are rounded to its digits, and a text in a domain is what is below the domain, which a cast does not cut off.
+-- The columns of a table. A column is required if an INSERT must give it a value. The type without its length is
+-- written so that it has none when it is read again. In a key, values are compared as the column stores them: numbers
+-- and times are rounded to its digits, and a domain of text is compared as its base type, to which a cast truncates
+-- nothing.
 -- parameters: table_oid bigint
 -- returns: name, type, type_without_length, compared_as, is_text, is_domain, is_required, is_generated
 SELECT attribute.attname::text, format_type(atttypid, atttypmod), format_type(atttypid, -1),
@@ -28,9 +29,9 @@ WHERE attrelid = %(table_oid)s::bigint AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
 
 -- name: read_keys
--- The columns of each unique key that ON CONFLICT can take: on columns alone, of all rows, checked at once; with the
--- collation, for SQL, of each one whose texts may be equal and not the same, and whether a null in one is like no other
--- (indnullsnotdistinct is from PostgreSQL 15 on). The primary key comes first.
+-- The columns of each unique key that ON CONFLICT can take: on columns only, over all rows, checked immediately; with
+-- the collation, for SQL, of each column whose texts may be equal but not the same, and whether nulls in the key are
+-- distinct (indnullsnotdistinct exists since PostgreSQL 15). The primary key comes first.
 -- parameters: table_oid bigint
 -- returns: columns, collations, nulls_differ, is_primary
 SELECT ARRAY(

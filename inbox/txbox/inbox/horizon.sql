@@ -1,9 +1,9 @@
--- The horizon: which messages are too old to judge. Why these are statements of their own: see age_judge.py.
+-- The horizon: which messages are too old to judge. age_judge.py says why these are separate statements.
 
 -- name: behind_horizon
--- Which of some messages that are first were sent before the horizon. No row where the subscriber forgets nothing.
--- A message that was parked was not processed; if it was redriven since the horizon, it can be judged. A mismatch says
--- nothing of that: the message that came first under its id may have been processed.
+-- Which of some first messages were sent before the horizon. No row if the subscriber forgets nothing. A message was
+-- not processed while it was parked; if it was redriven since the horizon, it can be judged. A mismatch says nothing
+-- about that: the message that came first under its id may have been processed.
 -- parameters: subscriber_id text, message_ids text[], sent_at bigint[] (microseconds since 1970, null if unknown)
 -- returns: message_id, the horizon in microseconds since 1970
 SELECT message.id, {{microseconds(horizon.horizon)}}
@@ -17,8 +17,8 @@ WHERE horizon.subscriber_id = %(subscriber_id)s
   )
 
 -- name: take_back
--- Take back ids that this transaction, or a savepoint of it, has just recorded: their time is when it began. At
--- REPEATABLE READ its snapshot may still have the rows that a maintainer has deleted; they are older.
+-- Take back ids that this transaction, or a savepoint in it, has just recorded: they have the time when it began. At
+-- REPEATABLE READ its snapshot may still have rows that a maintainer has deleted; those are older.
 -- parameters: subscriber_id text, message_ids text[]
 -- returns: nothing
 DELETE FROM {{processed_message}}

@@ -2,25 +2,25 @@
 --
 -- record_one and record_many do three things in an order that the data flow forces:
 --
---   bound     keeps the transaction's lock_timeout and sets ours;
---   recorded  needs a row of bound, so it inserts under our timeout. Against a row of a transaction that has not ended,
---             ON CONFLICT waits for that transaction: this is the wait that is bounded;
---   SELECT    needs the count of recorded, so it puts the old lock_timeout back last, whatever was inserted.
+--   bound     remembers the transaction's lock_timeout and sets ours;
+--   recorded  needs a row of bound, so it inserts under our timeout. If it meets a row of a transaction that has not
+--             ended, ON CONFLICT waits for that transaction: this is the wait that is bounded;
+--   SELECT    needs the count of recorded, so it restores the old lock_timeout last, whatever was inserted.
 --
--- Where the inbox rotates, the row goes into the current generation, whose primary key decides, and processed_earlier has
--- the ids of the older ones. A rotation waits until no transaction has this table in use, and this statement takes its
--- snapshot behind its locks, so it sees all that was recorded in what the view has:
+-- Where the inbox rotates, the row goes into the current generation, whose primary key decides; processed_earlier has
+-- the ids of the older ones. A rotation waits until no transaction uses this table, and this statement takes its
+-- snapshot after its locks, so it sees everything recorded in what the view covers:
 --
 --   A records in 1 ── A commits        B: a duplicate, by processed_earlier
 --                       rotates: 2
 --                                 B records
 --
--- But a snapshot that is older than the rotation, at REPEATABLE READ and SERIALIZABLE, does not see it. So there the
--- statement returns the generation that it has recorded in, and require_generation asks whether the snapshot has it.
+-- But at REPEATABLE READ and SERIALIZABLE, a snapshot older than the rotation does not see it. So the statement returns
+-- the generation it recorded in, and require_generation checks whether the snapshot has it.
 --
--- A redrive deletes a row, and then sends the copy that is to be the first. In the current generation a copy that comes
--- before the redrive commits waits at the primary key. processed_earlier does not wait: it still has the row. So the
--- statement returns which duplicates it has found there; find_earlier and await_redrives wait for what redrives them.
+-- A redrive deletes a row, then sends the copy that is to be first. In the current generation, a copy that comes before
+-- the redrive commits waits at the primary key. processed_earlier does not wait: it still has the row. So the statement
+-- returns the duplicates it found there; find_earlier and await_redrives wait for whatever redrives them.
 --
 -- set_config(..., true) is local to the transaction, so nothing leaks through a transaction-mode pooler, and a timeout
 -- (55P03) aborts the transaction, which undoes the setting as well.
@@ -30,7 +30,7 @@ CASE WHEN current_setting('transaction_isolation') <> 'read committed'
   AND found.generation <> '{{literal(processed_message)}}'::regclass THEN found.generation::bigint END
 
 -- name: record_one
--- Record one id. This is the one statement that each message of its own pays.
+-- Record one id. Every message that is processed singly pays for this one statement.
 -- parameters: lock_timeout text, subscriber_id text, message_id text, fingerprint bytea
 -- returns: first (1, or 0 for a duplicate); the id, if it is a duplicate of an older generation, as an array (or null);
 --   the lock_timeout that was, the generation to check (or null), when the transaction began in microseconds since 1970,
@@ -56,9 +56,10 @@ SELECT found.first, CASE WHEN found.first = 0 THEN (
 FROM bound, (SELECT count(*) AS first, min(tableoid) AS generation FROM recorded) AS found
 
 -- name: record_many
--- Record many ids, which come sorted. (NOT EXISTS would look up each of them in each generation by itself.) The planner
--- is not shown what is looked for in older generations: for few ids, or for a subscriber that they do not know, it would
--- find a plan for these very values cheaper than one that is kept, each time, and planning costs as much as recording.
+-- Record many ids, which come sorted. (NOT EXISTS would look up each of them in each generation separately.) The
+-- planner is not shown what is looked for in older generations. For few ids, or for a subscriber that they do not know,
+-- it would each time find a plan for these very values cheaper than the kept one, and planning costs as much as
+-- recording.
 -- parameters: lock_timeout text, subscriber_id text, message_ids text[], fingerprints bytea[]
 -- returns: how many are first; their ids, or null if all are or none is; the ids of those that are duplicates of an older
 --   generation, or null; the lock_timeout that was, the generation to check (or null), when the transaction began in
@@ -90,8 +91,8 @@ FROM bound, (
 ) AS found
 
 -- name: require_generation
--- Whether this transaction's snapshot has a generation, so all that was recorded in the older ones: pg_class is read by
--- the snapshot. A row of pg_class that was changed since is there as it was.
+-- Whether this transaction's snapshot has a generation, and so everything recorded in the older ones. The snapshot
+-- applies to pg_class, too; if its row was changed since, the snapshot has the old one.
 -- parameters: generation bigint
 -- returns: a row, if it has
 SELECT FROM pg_class WHERE oid = %(generation)s::bigint::oid
@@ -104,28 +105,28 @@ DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE =
   'could not serialize access: the inbox was rotated after the snapshot of this transaction'; END $$
 
 -- name: fingerprints
--- The fingerprints of ids that were found to be duplicates.
+-- The fingerprints of ids that are duplicates.
 -- parameters: subscriber_id text, message_ids text[]
 -- returns: message_id, fingerprint
 SELECT message_id, fingerprint FROM {{processed_message}}
 WHERE subscriber_id = %(subscriber_id)s AND message_id = ANY(%(message_ids)s::text[])
 
 -- name: find_parked
--- Which ids that were found to be duplicates are parked.
+-- Which duplicates are parked.
 -- parameters: subscriber_id text, message_ids text[]
 -- returns: message_id, fingerprint
 SELECT message_id, fingerprint FROM {{processed_message}}
 WHERE subscriber_id = %(subscriber_id)s AND message_id = ANY(%(message_ids)s::text[]) AND dead_letter_id IS NOT NULL
 
 -- name: find_earlier
--- Read the rows of ids that were found to be duplicates of an older generation.
+-- The rows of ids that are duplicates in an older generation.
 -- parameters: subscriber_id text, message_ids text[]
 -- returns: message_id, dead_letter_id (null if it is not parked)
 SELECT message_id, dead_letter_id FROM {{processed_message}}
 WHERE subscriber_id = %(subscriber_id)s AND message_id = ANY(%(message_ids)s::text[])
 
 -- name: await_redrives
--- Wait for those who redrive letters, at most for our lock_timeout, and keep others from it until this transaction ends.
+-- Wait for whoever redrives letters, at most for our lock_timeout, and keep others from it until this transaction ends.
 -- A transaction at REPEATABLE READ or SERIALIZABLE fails here (40001) if a letter was redriven after its snapshot.
 -- parameters: lock_timeout text, letters bigint[]
 -- returns: the numbers of those that are redriven now, or null; the lock_timeout that was
@@ -140,8 +141,8 @@ SELECT waited.redriven, set_config('lock_timeout', bound.before, true)
 FROM bound, (SELECT array_agg(dead_letter_id) FILTER (WHERE redriven_at IS NOT NULL) AS redriven FROM locked) AS waited
 
 -- name: unrecord
--- Take back what this transaction has recorded. Not what a savepoint of it has: for Postgres that is a transaction of
--- its own.
+-- Take back what this transaction has recorded, but not what a savepoint in it has: to Postgres that is a transaction
+-- of its own.
 -- parameters: subscriber_id text, message_ids text[]
 -- returns: nothing; the count of rows
 DELETE FROM {{processed_message}}

@@ -1,9 +1,9 @@
 -- The outbox: what a service still has to send. One insert for each message, in the business transaction.
 --
--- Named parameters cost publish_one 0.8 microseconds of about 130 beside numbered ones (0.6 %),
--- so they are named here too.
+-- Named parameters cost publish_one 0.8 microseconds of about 130 more than numbered ones (0.6 %), so they are used
+-- here too.
 --
--- In both statements, due_at is the delay's: a span from now by the database's clock, or a moment, or neither.
+-- In both statements, due_at comes from the delay: a span from now by the database's clock, or a time, or neither.
 
 -- name: publish_one
 -- Publish one message.
@@ -18,7 +18,7 @@ VALUES (
 RETURNING pg_backend_pid()
 
 -- name: publish_many
--- Publish many messages. Sorted rows are given their positions in that order.
+-- Publish many messages. Sorted rows get their positions in that order.
 -- parameters: lane bigint[], message_id text[], destination text[], key text[], headers text[], body bytea[], delay
 --   interval[], due_at timestamptz[]
 -- returns: the server's process id

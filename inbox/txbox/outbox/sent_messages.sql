@@ -1,4 +1,4 @@
--- What was sent and is kept, in outbox_sent; and its replay.
+-- Sent messages that are kept, in outbox_sent, and their replay.
 
 -- The filter. Its times let the index on sent_at find the messages.
 -- fragment: wanted
@@ -9,8 +9,8 @@
   AND sent_at < coalesce(now() - %(until_ago)s::interval, %(until)s::timestamptz, 'infinity')
 
 -- name: sent
--- What was sent, the last first. A page begins before the time and the position of the last one of the page before:
--- both, for all of one transaction have one time.
+-- Sent messages, newest first. A page begins before both the time and the position of the previous page's last message,
+-- because all messages of one transaction have the same time.
 -- parameters: bodies boolean (whether to read them), destination text, key text, message_id text, since_ago interval,
 --   since timestamptz, until_ago interval, until timestamptz, after bigint (a position), before_at timestamptz, before
 --   bigint (a position), limit bigint
@@ -22,22 +22,22 @@ FROM {{outbox_sent}} AS kept WHERE {{wanted}} AND position > %(after)s
 ORDER BY kept.sent_at DESC, position DESC LIMIT %(limit)s
 
 -- name: is_any_kept
--- Whether anything that was sent is kept.
+-- Whether any sent message is kept.
 -- parameters: none
 -- returns: a boolean
 SELECT EXISTS (SELECT FROM {{outbox_sent}})
 
 -- name: plan_by_values
--- Have later statements of this transaction planned for their parameters: filters that are null cost nothing, and those
--- that are not use their index.
+-- Plan later statements of this transaction for their parameters: filters that are null cost nothing, and the others
+-- use their index.
 -- parameters: none
 -- returns: the setting
 SELECT set_config('plan_cache_mode', 'force_custom_plan', true)
 
 -- name: replay_plan
--- The chunks of a replay. Of what was sent to one destination under one id, the first is taken, before the position is
--- looked at: a replay that goes on leaves out what it has had sent before. Positions and times go nearly together, so
--- each chunk is read by its times; no index on positions is needed, which every send would pay for.
+-- The chunks of a replay. Of the messages sent to one destination under one id, the first is taken, before positions
+-- are compared: a replay that continues leaves out what it had sent before. Positions and times nearly agree, so each
+-- chunk is read by its times; that needs no index on positions, for which every send would pay.
 -- parameters: chunk_messages bigint, destination text, key text, message_id text, since_ago interval, since
 --   timestamptz, until_ago interval, until timestamptz, after bigint (a position)
 -- returns: in order: messages, copies (of them that are left out), positions and times between which they lie, times
@@ -80,7 +80,7 @@ sent_at < least(
   )
 
 -- name: purge_sent
--- Delete some of what was sent longer ago than this.
+-- Delete some messages that were sent longer ago than this.
 -- parameters: keep_sent interval, limit bigint
 -- returns: nothing; the row count says how many
 WITH old AS MATERIALIZED (

@@ -1,10 +1,10 @@
 -- What keeps Postgres from cleaning up.
 
 -- name: snapshot_holders
--- What Postgres cleans up in a table is decided by the oldest transaction number that is still needed in the same
--- database: by a session as its own number or as that of its snapshot, or through a slot, whatever its database. VACUUM
--- itself is left out of it. https://www.postgresql.org/docs/current/routine-vacuuming.html
--- What others run is hidden from an ordinary user: null, and a note in place of the query.
+-- The oldest transaction number that is still needed in a database decides what Postgres cleans up in its tables. A
+-- session needs its own number and its snapshot's; a slot counts whatever its database. VACUUM itself is left out.
+-- https://www.postgresql.org/docs/current/routine-vacuuming.html
+-- An ordinary user cannot see what others run: there is null, and a note instead of the query.
 -- parameters: seconds double precision, transactions bigint (that long with so many), many_transactions bigint (or more
 --   than that at any age), limit bigint
 -- returns: kind, pid, owner, name, state, seconds, transactions, query; the oldest first

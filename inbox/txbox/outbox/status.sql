@@ -1,10 +1,10 @@
--- How the outbox stands, for operators. What may meet millions of rows has a limit, and is run with a time-out.
+-- The state of the outbox, for operators. What may meet millions of rows has a limit, and runs with a time-out.
 
 -- fragment: looked_at
 m.destination, m.due_at, m.held, m.attempts, left(m.error, 20000) AS error, m.published_at
 
--- A message is refused, or behind one that was; or not yet due; or else to be sent now. A relay that is at work removes
--- a delayed message's time when it has come, so due_at is there only until a relay has seen it.
+-- A message was refused, or is behind a refused one; or is not due yet; or else is to be sent now. When a delayed
+-- message is due, a relay at work removes its time, so due_at is set only until a relay has seen it.
 -- fragment: counted
 kinds AS (
   SELECT destination, attempts, held OR attempts > 0 AS failed,
@@ -37,7 +37,7 @@ FROM kinds GROUP BY destination ORDER BY destination
 SELECT set_config('statement_timeout', %(milliseconds)s, true)
 
 -- name: plan_by_index
--- Have later statements of this transaction jump along an index, whatever the statistics of a queue say.
+-- Make later statements of this transaction jump along an index, whatever the statistics of a queue say.
 -- parameters: none
 -- returns: the settings
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)
@@ -49,7 +49,7 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 WITH looked_at AS MATERIALIZED (SELECT {{looked_at}} FROM {{outbox_message}} AS m LIMIT %(limit)s), {{counted}}
 
 -- name: backlog_by_lane
--- The first messages of each lane, where there are too many to look at all of them: every destination is seen, and its
+-- The first messages of each lane, if there are too many to look at them all: this sees every destination, and its
 -- oldest message.
 -- parameters: lanes bigint (at most), limit bigint (messages in all)
 -- returns: as backlog
@@ -70,7 +70,7 @@ WITH RECURSIVE walk AS (
 ), {{counted}}
 
 -- name: row_estimates
--- How many rows a table has, and how many were removed and not cleaned up, by Postgres's statistics.
+-- Postgres's estimates of a table's rows: how many there are, and how many were removed but not cleaned up.
 -- parameters: name text (quoted)
 -- returns: live, dead
 SELECT CASE WHEN pg_stat_get_live_tuples(oid) > 0 THEN pg_stat_get_live_tuples(oid)
@@ -78,8 +78,8 @@ SELECT CASE WHEN pg_stat_get_live_tuples(oid) > 0 THEN pg_stat_get_live_tuples(o
 FROM pg_class WHERE oid = %(name)s::regclass
 
 -- name: relays
--- The relays whose rows are not deleted; a stale one has no session, or has not reported for so long. After one report,
--- there is no rate.
+-- The relays whose rows are not deleted; a stale one has no session, or has not reported for too long. After its first
+-- report, a relay has no rate.
 -- parameters: stale_after interval
 -- returns: the columns of RelayStatus
 SELECT relay_id, host, pid, sent, failed, CASE WHEN seen_at > started_at THEN sent_per_second END AS sent_per_second,

@@ -1,20 +1,20 @@
--- What Postgres is asked about itself.
+-- Questions to Postgres about itself.
 
 -- name: backend_pid
--- The process id of the server that answers; behind a pooler not the one reported when the connection was made.
+-- The process id of the server that answers; behind a pooler, not the one reported when the connection was made.
 -- parameters: none
 -- returns: pid
 SELECT pg_backend_pid()
 
 -- name: named_by_asyncpg
--- Whether this server has statements under the names that asyncpg gives them; not if a pooler gives them others.
+-- Whether this server has statements under asyncpg's own names for them; it does not if a pooler renames them.
 -- parameters: none
 -- returns: true or false
 SELECT EXISTS (SELECT FROM pg_prepared_statements WHERE strpos(name, '__asyncpg_') = 1)
 
 -- name: sessions_at_work
--- Which of these server processes are at work for their clients. One that has been waiting for its client's next
--- message for so many seconds is not, nor is one that has ended.
+-- Which of these server processes are at work for their clients. A process that has waited for its client's next
+-- message for so many seconds is not at work, nor is one that has ended.
 -- parameters: pids int[], seconds double precision
 -- returns: pid
 SELECT pid FROM pg_stat_activity
@@ -25,8 +25,8 @@ WHERE pid = ANY(%(pids)s::int[])
   ) IS NOT FALSE
 
 -- name: row_estimate
--- How many rows a table has, by Postgres's statistics: the planner's figures, which are those of the last ANALYZE, or the
--- count of live rows, which a crash of the server forgets. A partitioned one has what its partitions have.
+-- Postgres's estimate of a table's rows: the planner's, from the last ANALYZE, or the count of live rows, which a crash
+-- of the server resets. For a partitioned table, the sum over its partitions.
 -- parameters: table_name text (quoted)
 -- returns: rows
 SELECT coalesce(sum(greatest(reltuples, pg_stat_get_live_tuples(oid), 0)), 0)::bigint FROM pg_class
@@ -48,13 +48,14 @@ SELECT current_setting('lock_timeout')
 SELECT set_config('lock_timeout', %(lock_timeout)s, true)
 
 -- name: takes_no_writes
--- Whether the transaction may not write: this server is a standby, or the session's transactions are read-only.
+-- Whether this transaction cannot write: the server is a standby, or the session's transactions are read-only.
 -- parameters: none
 -- returns: true or false
 SELECT current_setting('transaction_read_only')::boolean
 
 -- name: no_time_limit
--- Let this transaction take as long as it needs, whatever its role may; transaction_timeout is there from PostgreSQL 17 on.
+-- Let this transaction take as long as it needs, whatever its role's limits; transaction_timeout exists since
+-- PostgreSQL 17.
 -- parameters: none
 -- returns: the settings
 SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
