@@ -115,7 +115,6 @@ def letter_from(row: RowMapping) -> DeadLetter:
 
 
 def _storable(value: Any) -> Any:
-    """Return a JSON value without what jsonb cannot hold."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, Mapping):

@@ -156,7 +156,6 @@ def _plain(value: Any) -> Any:
 
 
 def _stored(value: Any) -> Any:
-    """Return text as letters store it, without what Postgres cannot hold."""
     match value:
         case str():
             return storable(value)

@@ -27,10 +27,7 @@ OWN_ATTRIBUTES = 2
 
 
 class BodyEncoding(StrEnum):
-    """How a body travels."""
-
     PLAIN = "plain"
-    """As it is."""
     BASE64 = "base64"
     EMPTY = "empty"
     """There is no body; the text sent in its place means nothing."""

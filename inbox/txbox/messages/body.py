@@ -99,8 +99,6 @@ class Model(Protocol):
 
 
 class DataclassObject(Protocol):
-    """An object of a dataclass."""
-
     @property
     def __dataclass_fields__(self) -> dict[str, Any]: ...
 

@@ -142,7 +142,6 @@ def time_from(written: object) -> datetime | None:
 
 
 def earliest(*times: datetime | None) -> datetime | None:
-    """Return the earliest of the known times; None if none is known."""
     return min((time for time in times if time is not None), default=None)
 
 

@@ -32,7 +32,6 @@ def plain_type(of: Any) -> Any:
 
 
 def _members(of: Any) -> list[Any]:
-    """Return a union's member types, or the one type."""
     plain = plain_type(of)
     if isinstance(plain, UnionType) or get_origin(plain) is Union:
         return [member for part in get_args(plain) for member in _members(part)]

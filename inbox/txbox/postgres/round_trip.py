@@ -75,15 +75,12 @@ class Statement:
         return cls(numbered.encode(), tuple(names), has_plan)
 
     def with_values(self, **values: str | bytes | None) -> "Step":
-        """Return the statement with values for its parameters."""
         given = [values[name] for name in self.parameters]
         return Step(self, [one.encode() if isinstance(one, str) else one for one in given])
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A statement to run, with its values in order."""
-
     statement: Statement
     values: Sequence[Value] = ()
 

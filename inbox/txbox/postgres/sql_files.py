@@ -71,7 +71,6 @@ class SqlFile:
 
     @cached_property
     def tables(self) -> Tables:
-        """The tables that the statements use."""
         return tables(*self._place)
 
     @classmethod

@@ -295,7 +295,6 @@ def refuse_autocommit(connection: Connection) -> None:
 
 
 def commits_by_itself(connection: Connection) -> bool:
-    """Whether the connection is in autocommit mode."""
     if is_psycopg(connection):
         return bool(cast(Any, connection).commits_by_itself)
     dbapi_connection = connection.connection.dbapi_connection

@@ -143,7 +143,6 @@ class _Wait:
 
     @property
     def pooled(self) -> bool:
-        """Whether a pooler was found between us and the server."""
         return _POOLED in self.driver.__dict__
 
     def unknown_seconds(self, *, pooler_answered: bool) -> float:

@@ -51,16 +51,12 @@ _ADAPTERS = _own_adapters()
 
 
 class OwnCursor(psycopg.Cursor[Any]):
-    """A cursor for our statements."""
-
     @property
     def adapters(self) -> AdaptersMap:
         return _ADAPTERS
 
 
 class OwnAsyncCursor(psycopg.AsyncCursor[Any]):
-    """An async cursor for our statements."""
-
     @property
     def adapters(self) -> AdaptersMap:
         return _ADAPTERS

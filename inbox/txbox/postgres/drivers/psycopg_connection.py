@@ -22,8 +22,6 @@ from txbox.postgres.sql import psycopg_dialect
 
 
 class Rows:
-    """The rows that a statement returned."""
-
     def __init__(self, rows: Sequence[tuple[Any, ...]], rowcount: int) -> None:
         self._rows = rows
         self.rowcount = rowcount
@@ -35,7 +33,6 @@ class Rows:
         return self._rows
 
     def scalar_one(self) -> Any:
-        """Return the only value of the only row."""
         ((value,),) = self._rows
         return value
 
@@ -55,7 +52,6 @@ class PsycopgConnection:
 
     @property
     def dialect(self) -> Dialect:
-        """The dialect in which statements are written for it."""
         return psycopg_dialect()
 
     @property
@@ -65,7 +61,6 @@ class PsycopgConnection:
 
     @property
     def commits_by_itself(self) -> bool:
-        """Whether each statement is a transaction of its own."""
         driver = self.driver_connection
         if not driver.autocommit:
             return False
