@@ -249,7 +249,7 @@ def _dead_letter() -> list[SchemaItem]:
             "reason IN ('failed', 'mismatch', 'malformed', 'crashed', 'expired', 'behind')",
             name="dead_letter_reason_check",
         ),
-        # A worker may die between parking and ack; on redelivery it parks the letter again, and finds it here.
+        # A worker may die between parking and ack; the next delivery parks the letter again, and finds it here.
         _index("dead_letter_parked_once", "subscriber_id", "message_id", "body_hash", where=waiting, unique=True),
         _index("dead_letter_by_message", "subscriber_id", "message_id"),
         _index("dead_letter_in_order", *line, where=and_(has_place, not_discarded)),

@@ -1,7 +1,7 @@
 """Dead letters: whole messages parked after their last attempt, until a person decides.
 
-Parking is a short transaction of its own, before the ack: if a worker dies in between, it finds the message parked on
-redelivery.
+Parking is a short transaction of its own, before the ack: if a worker dies in between, the message is found parked when
+it is redelivered.
 
 A message is processed or parked, never both. The transaction that parks it also records it in the inbox, marked with
 the letter's number. So it meets the transaction that processes the message at the primary key, and one of them wins::
