@@ -1,4 +1,4 @@
-"""Leases: the right to work on a message whose effect no transaction covers, kept in Postgres or in DynamoDB."""
+"""Leases: the right to work on a message whose effect no transaction covers, kept in Postgres or DynamoDB."""
 
 from txbox.leases.idempotency import idempotent
 from txbox.leases.lease import LEASE_SECONDS, Acquisition, Lease, LeaseState

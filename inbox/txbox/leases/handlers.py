@@ -1,4 +1,4 @@
-"""Handlers: what they take, such as a lease, and whether their work is done when they return."""
+"""Handlers: whether they take a lease, and whether their work is done when they return."""
 
 import asyncio
 import functools
@@ -13,14 +13,14 @@ PLAIN = (
     "make it a plain function, which calls asyncio.run(…) if need be; idempotent also takes the coroutine function "
     "itself"
 )
-"""What to do about a handler whose work is not done when it returns."""
+"""Advice for a handler whose work is not done when it returns."""
 
 
 def is_coroutine_function(handler: Any) -> bool:
-    """Whether what a call of a handler returns is to be awaited.
+    """Return whether a call of a handler returns something to await.
 
-    A coroutine function, an object whose call is one, a part of such, or what is marked as such: by asyncio before
-    Python 3.12, and by ``inspect`` since then.
+    True for a coroutine function, an object whose ``__call__`` is one, a partial of either, or a function marked as
+    one: by asyncio before Python 3.12, and by ``inspect`` since then.
     """
     while isinstance(handler, functools.partial):
         handler = handler.func
@@ -33,10 +33,10 @@ def is_coroutine_function(handler: Any) -> bool:
 
 
 def signature_of(handler: Callable[..., Any]) -> inspect.Signature | None:
-    """Return a handler's signature; None for some functions of C, which do not say.
+    """Return a handler's signature; None for C functions that do not have one.
 
-    Since Python 3.14, annotations are evaluated when they are asked for, and one of a name that is imported for the
-    type checker only would raise NameError: it is a ``ForwardRef`` here.
+    Since Python 3.14, annotations are evaluated on access. A name that is imported only for the type checker would
+    raise NameError; here it becomes a ``ForwardRef``.
     """
     try:
         if sys.version_info >= (3, 14):
@@ -49,7 +49,7 @@ def signature_of(handler: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def has_lease_parameter(handler: Callable[..., Any]) -> bool:
-    """Return whether a handler has a parameter ``lease``; raises ``InvalidConfiguration`` if it is positional only."""
+    """Return whether a handler has a parameter ``lease``; raise ``InvalidConfiguration`` if it is positional-only."""
     signature = signature_of(handler)
     if signature is None:
         return False
@@ -67,12 +67,12 @@ def has_lease_parameter(handler: Callable[..., Any]) -> bool:
 
 
 def refuse_unfinished(result: object, *, of: str = "the handler", instead: str = PLAIN) -> None:
-    """Raise ``InvalidConfiguration`` for a result that means unfinished work: a generator, or something to await.
+    """Raise ``InvalidConfiguration`` if a result means unfinished work: a generator, or something to await.
 
-    The error says of whom it is the result, and what to do instead.
+    ``of`` and ``instead`` tell the error whose result it is and what to do instead.
     """
     if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
         return
     if inspect.iscoroutine(result):
-        result.close()  # else Python warns of it
+        result.close()  # or Python warns that it was never awaited
     raise InvalidConfiguration(f"{of} has returned a {type(result).__name__}, so its work is not done; {instead}")

@@ -1,4 +1,4 @@
-"""The decorator ``idempotent``: a handler runs once for each message, though no transaction covers what it does.
+"""The decorator ``idempotent``: run a handler once per message, although no transaction covers what it does.
 
 ::
 
@@ -7,9 +7,9 @@
     @idempotent(ledger=ledger)
     def send_mail(message): ...
 
-The handler runs again when it has raised; and when its process was killed, or lost its store, before the message was
-completed: the next owner has the lease once it has run out, and ``Lease.unknown_attempts`` counts the attempts that may
-have had their effect.
+The handler runs again if it raised. It also runs again if its process was killed, or lost its store, before the message
+was completed: the next owner gets the lease once it has run out, and ``Lease.unknown_attempts`` counts the attempts
+that may have had their effect.
 
 (IETF draft-ietf-httpapi-idempotency-key-header, "The Idempotency-Key HTTP Header Field", describes the same for
 requests: first, retried, concurrent, and another payload under the same key.)
@@ -78,34 +78,34 @@ def idempotent(
     encode: Callable[[Any], bytes | str] | None = None,
     decode: Callable[[bytes], Any] = json.loads,
 ) -> Any:
-    """Have a function or coroutine function run once for each message; as a decorator, or called with it.
+    """Make a function or coroutine function run once per message. Use it as a decorator, or call it.
 
-    The first call runs the handler and keeps its result. Once that is done, calls for the same message return the
-    result that was kept, without running it.
+    The first call runs the handler and keeps its result. After that, calls for the same message return the kept result
+    without running the handler.
 
     Args:
-        handler: what is to run once. If it names a parameter ``lease``, it is given its ``Lease``.
-        ledger: where leases live; one for each function, as its key is the message's id and not the function.
-        identify: is given the handler's arguments, and returns the message's id; None: that of the ``Message`` among
-            them.
+        handler: what to run once. If it has a parameter ``lease``, it gets its ``Lease``.
+        ledger: where leases live. Use one per function: the key is the message's id, not the function.
+        identify: gets the handler's arguments and returns the message's id; None: the id of the ``Message`` among them.
         lease_seconds: how long the message stays with an owner that has died. It is renewed while a slow handler runs.
-        wait_seconds: how long to wait for another owner that works on the message right now.
-        fingerprint: True, with a ``Message``, or what returns the payload, given the handler's arguments: has another
-            payload under the same id refused.
-        keep_result: whether to keep what the handler returns, for repeats; else they get None.
-        encode: from a result to bytes or text; by default JSON, which makes a list of a tuple. None is not encoded.
-        decode: back, from bytes.
+        wait_seconds: how long to wait for another owner that is working on the message.
+        fingerprint: refuse another payload under the same id. True compares the body of the ``Message``; a function
+            gets the handler's arguments and returns the payload.
+        keep_result: whether to keep what the handler returns for repeats; otherwise they get None.
+        encode: turns a result into bytes or text; by default JSON, which turns a tuple into a list. None is not
+            encoded.
+        decode: turns the bytes back into a result.
 
     Returns:
-        A function, or coroutine function, with the handler's arguments but ``lease``. Besides what the handler raises,
+        A function or coroutine function with the handler's arguments except ``lease``. Besides what the handler raises,
         after which the message is free, it raises:
 
-        - ``InFlight``: another owner works on the message.
+        - ``InFlight``: another owner is working on the message.
         - ``Mismatch``: another payload came under this id before.
         - ``Expired``: the message, or its id of version 7, is from before the horizon: too old to judge.
-        - ``LeaseLost``: the handler has run, and took so long, with its renewals failing, that another owner has begun.
-        - ``LedgerError``: the store cannot be reached. After the handler has run: it may run again.
-        - ``ResultNotStored``: the handler has run, the message is completed, and its result cannot be kept.
+        - ``LeaseLost``: the handler ran for so long, without a successful renewal, that another owner has begun.
+        - ``LedgerError``: the store cannot be reached. If the handler has run, it may run again.
+        - ``ResultNotStored``: the handler has run and the message is completed, but its result cannot be kept.
 
     Raises:
         InvalidConfiguration: an argument cannot work.
@@ -176,7 +176,7 @@ def idempotent(
 
 
 def _without_lease(decorated: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Hide the parameter ``lease``, which is given here, from the signature of a decorated handler."""
+    """Hide the parameter ``lease`` from the signature of a decorated handler, since the decorator supplies it."""
     signature = signature_of(handler)
     assert signature is not None  # noqa: S101 - for the type checker: it has a parameter
     parameters = [parameter for name, parameter in signature.parameters.items() if name != "lease"]

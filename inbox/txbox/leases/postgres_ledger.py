@@ -1,12 +1,12 @@
-"""A ledger in Postgres: a row for each message, and each step one statement that commits by itself.
+"""A ledger in Postgres: a row per message, and one statement per step that commits by itself.
 
-The database decides whether a lease has run out, by its own clock, in the statement that takes the lease over. The
-owner only measures how long ago it asked (see ``txbox.leases.lease``). So the wall clocks of the owners' machines do
-not matter. If the database's own clock is set, a ledger notices what it can (``txbox.leases.server_clock``): set
-forward, it takes nothing over for one lease by the new time; set back, it has a lease that lasts longer than it was
-asked for end in its length from now.
+The database decides by its own clock whether a lease has run out, in the statement that takes the lease over. The owner
+only measures how long ago it asked (see ``txbox.leases.lease``). So the wall clocks of the owners' machines do not
+matter. If the database's own clock is set, a ledger notices what it can (``txbox.leases.server_clock``). If it is set
+forward, the ledger takes nothing over by the new time for the length of one lease. If it is set back, a lease that
+lasts longer than it was asked for is shortened to its length from now.
 
-These statements are never part of the caller's transaction: others have to see a lease before the work begins, and an
+These statements are never part of the caller's transaction: others must see a lease before the work begins, and an
 attempt counts even if the work fails. Effects that a transaction covers need no lease: use an inbox.
 """
 
@@ -46,15 +46,16 @@ from txbox.postgres.transactions import missing_schema
 from txbox.postgres.watchdog import bounded
 
 SILENT_PART = 1 / 6
-"""Of a lease's length: how long the database may be silent before it is asked, and how long after that. A renewal
-that one silent connection holds up is tried again on others while the lease lasts.
+"""Part of a lease's length: how long the database may be silent before it is probed, and how long after that.
+
+A renewal that one silent connection holds up is tried again on others while the lease lasts.
 """
 
 STATEMENT_RUNS = 6
 """How often a statement is run that Postgres gave up because of another, before that counts as an error."""
 
 STATEMENT_BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
-"""Between those runs; needed where the server's default is REPEATABLE READ or higher."""
+"""The delay between these runs; needed if the server's default is REPEATABLE READ or higher."""
 
 
 T = TypeVar("T")
@@ -72,14 +73,14 @@ class PostgresLedger:
         prefix: str = "",
         unknown_age: UnknownAge = "process",
     ) -> None:
-        """Name the subscriber and where the table is; nothing is connected.
+        """Store the subscriber and where the table is; nothing is connected.
 
         Args:
             subscriber_id: the consumer's name; each subscriber processes a message once.
-            engine: the database; each step takes one of its connections for one round trip.
+            engine: the database; each step uses one of its connections for one round trip.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
-            unknown_age: once the subscriber forgets: what becomes of a message of unknown age, as for an ``Inbox``.
+            unknown_age: what becomes of a message of unknown age once the subscriber forgets, as for an ``Inbox``.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -110,7 +111,7 @@ class PostgresLedger:
         return self._subscriber_id
 
     def check(self) -> None:
-        """See that a lease could be acquired, by acquiring one and rolling back; see ``Ledger``."""
+        """Raise unless a lease could be acquired: acquire one and roll back; see ``Ledger``."""
         parameters = self._asking(f"check {uuid.uuid4()}", LEASE_SECONDS, None)
 
         def begin(connection: Connection) -> None:
@@ -157,25 +158,25 @@ class PostgresLedger:
                 if length is not None and acquisition.seconds_left > length + TOLERANCE_SECONDS:
                     return self._shortened(message_id, row[0], length, acquisition.seconds_left)
                 return acquisition
-            # The snapshot was older than what the statement ran into; seldom, and hardly ever twice.
+            # The snapshot was older than what the statement conflicted with; rare, and hardly ever twice.
             time.sleep(STATEMENT_BACKOFF.seconds(run))
         return Acquisition(LeaseState.IN_FLIGHT)
 
     def find_expired(self, lease: Lease, sent_at: datetime | None) -> Expired | None:
         """Return the error for a message that is too old to judge; None if its work may begin.
 
-        Ask it of a lease before which no attempt is known to have failed: a maintainer forgets completed leases as it
-        forgets ids, and this statement is later than the one that has acquired the lease (see
+        Call it only with a lease before which no attempt is known to have failed. A maintainer forgets completed leases
+        as it forgets ids, and this statement is later than the one that acquired the lease (see
         ``txbox.inbox.age_judge``).
 
         Args:
             lease: of the message.
-            sent_at: as in ``Message.sent_at``; None: unknown, unless its id has it.
+            sent_at: as in ``Message.sent_at``; None: unknown, unless the id contains it.
 
         Raises:
             LedgerError: the store cannot be reached, or refuses.
         """
-        # The server's time at most: rather one statement too many.
+        # The latest the server's time can be: better one statement too many.
         now = self._clock.latest(elapsed()) or time.time()
         old = self._ages.old({lease.message_id: sent_at}, int(now * 1_000_000))
         if not old:
@@ -197,12 +198,12 @@ class PostgresLedger:
         lease.mark_renewed(lease_seconds, asked_at)
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
-        """Record that the work is done, for good; see ``Ledger``. One round trip."""
+        """Record, for good, that the work is done; see ``Ledger``. One round trip."""
         self._settle(self._statements.complete, lease, result=result)
         lease.mark_ended()
 
     def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> None:
-        """Record that the attempt has completed nothing; see ``Ledger``. One round trip."""
+        """Record that the attempt has not completed the message; see ``Ledger``. One round trip."""
         self._settle(
             self._statements.release,
             lease,
@@ -215,7 +216,7 @@ class PostgresLedger:
         lease.mark_ended()
 
     def _with_or_without_timeline(self, ask: Callable[[], T]) -> T:
-        """Ask for a lease; on a server that reports no timeline, ask again without it, and from then on always."""
+        """Ask for a lease. If the server reports no timeline, ask again without it, and do so from then on."""
         try:
             return ask()
         except LedgerError as error:
@@ -230,7 +231,7 @@ class PostgresLedger:
         return ask()
 
     def _reports_timeline(self) -> bool:
-        """Whether the server reports its timeline; True also where the question itself fails for another reason."""
+        """Return whether the server reports its timeline; True also if the question fails for another reason."""
         try:
             self._run(self._statements.read_timeline, {})
         except LedgerError as error:
@@ -263,7 +264,7 @@ class PostgresLedger:
             )
 
     def _shortened(self, message_id: str, fence: int, length: float, seconds_left: float) -> Acquisition:
-        """Have another owner's lease end sooner that was given before the database's clock was set back."""
+        """Shorten another owner's lease that was given before the database's clock was set back."""
         _log.warning(
             "%s: the lease of %s would last %.0f s, and was asked for %.1f s: the database's clock was set back; it "
             "ends in %.1f s unless its owner renews it",
@@ -284,17 +285,17 @@ class PostgresLedger:
         return {"subscriber_id": self._subscriber_id, "message_id": message_id}
 
     def _run(self, statement: str, parameters: Mapping[str, Any]) -> tuple[int, Any]:
-        """Run a statement in a transaction of its own; return how many rows it changed or found, and the first.
+        """Run a statement in its own transaction; return how many rows it changed or found, and the first.
 
-        It is run again when Postgres gave it up, and once more, over another connection, when the connection is gone:
-        one that was in the pool for long often is. If that was after the statement had committed, then the second run
-        of a renewal, completion or release changes nothing, and that of an acquisition finds the message in flight
-        until the lease has run out, as the client has not received its fence.
+        It runs again if Postgres gave it up, and once more on another connection if the connection is gone, as happens
+        to one that was in the pool for long. If the first run had committed by then, the second run of a renewal,
+        completion or release changes nothing. The second run of an acquisition finds the message in flight until the
+        lease has run out, because the client never received its fence.
         """
 
         def run(connection: Connection) -> tuple[int, Any]:
             require_server(connection)
-            # On the connection: an engine's own level would win over one that is set on the engine.
+            # On the connection: an engine's own level would override one set on the engine.
             connection.execution_options(isolation_level="AUTOCOMMIT")
             result = connection.exec_driver_sql(statement, dict(parameters))
             return result.rowcount, result.fetchone() if result.returns_rows else None
@@ -338,5 +339,5 @@ def _text(error: SQLAlchemyError) -> str:
 _log = logging.getLogger("txbox.leases")
 
 _PERMANENT = ("0A", "22", "23", "28", "3D", "3F", "42")
-"""Classes of errors that do not pass: no such column, no permission, no such database. A full disk, a lock that is held
-and a server that is no primary any more may."""
+"""Classes of lasting errors: no such column, no permission, no such database. A full disk, a held lock and a server
+that is no longer primary may pass."""

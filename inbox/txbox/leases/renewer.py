@@ -1,4 +1,4 @@
-"""The renewer extends leases while their handlers run."""
+"""The renewer: extends leases while their handlers run."""
 
 import logging
 import math
@@ -16,10 +16,10 @@ from txbox.leases.ledger import Ledger
 from txbox.text import log_failure, text_of
 
 RENEWED_AFTER = 1 / 3
-"""Of a lease's length. A ledger gives up a silent store in a third of it at most, so others may be tried then."""
+"""Part of a lease's length. A ledger gives up a silent store within a third, which leaves time to try others."""
 
 RETRY_SECONDS = 1.0
-"""Until a renewal is tried again that has failed; less for short leases."""
+"""The delay before a failed renewal is tried again; less for short leases."""
 
 IDLE_SECONDS = 10.0
 """How long the thread waits for another lease before it ends."""
@@ -28,52 +28,52 @@ IDLE_SECONDS = 10.0
 class LeaseRenewer:
     """Renews leases of one ledger.
 
-    All renewers of a process share one thread that starts renewals when they are due, and each renewal has a thread of
-    its own: one that hangs delays no other. Threads also where handlers are coroutines: a handler that blocks the event
-    loop keeps its lease all the same.
+    All renewers of a process share one thread that starts due renewals. Each renewal has its own thread, so one that
+    hangs delays no other. Threads serve coroutine handlers too: a handler that blocks the event loop still keeps its
+    lease.
     """
 
     def __init__(self, ledger: Ledger, on_failure: Callable[[Lease, Exception], None] | None = None) -> None:
         """Take the ledger.
 
-        ``on_failure`` is called with a lease that could not be renewed, and the error, after both are logged.
+        ``on_failure`` is called with a lease that could not be renewed and the error, after both are logged.
         """
         self._ledger = ledger
         self._on_failure = on_failure
 
     @contextmanager
     def renewing(self, lease: Lease, *, until: float | None = None) -> Iterator[None]:
-        """While the block runs, renew a lease.
+        """Renew a lease while the block runs.
 
-        ``until`` is a reading of ``elapsed`` after which no renewal may make it last, as this process ends then.
+        ``until`` is a reading of ``elapsed`` at which this process ends, so no renewal may make the lease last longer.
         """
         renewal = _Renewal(self, lease, _first_due(lease), until)
         try:
-            _schedule.add(renewal)  # if no thread can be started for it, the lease is not renewed
+            _schedule.add(renewal)  # if no thread can be started, the lease is not renewed
             yield
         finally:
             _schedule.discard(renewal)
 
     def renew(self, renewal: "_Renewal") -> float | None:
-        """Renew one lease; return when it is due again, None if it is not."""
+        """Renew one lease; return when it is due again, or None if it is not."""
         lease, asked_at = renewal.lease, elapsed()
         length = lease.lease_seconds
         lease_seconds = length if renewal.until is None else min(length, renewal.until - asked_at)
         if lease_seconds <= lease.seconds_left:
-            return None  # it lasts as long as it may
+            return None  # it already lasts as long as it may
         try:
             self._ledger.renew(lease, lease_seconds=lease_seconds)
         except LeaseLost as error:
             self._report(renewal, error)
             return None
-        except Exception as error:  # noqa: BLE001 - an error that ended the thread would lose every lease it renews
+        except Exception as error:  # noqa: BLE001 - an error that ended the thread would cost every lease it renews
             self._report(renewal, error)
             return elapsed() + min(RETRY_SECONDS, lease.lease_seconds / 10)
         return asked_at + lease.lease_seconds * RENEWED_AFTER
 
     def _report(self, renewal: "_Renewal", error: Exception) -> None:
         if renewal not in _schedule:
-            return  # the block has ended meanwhile
+            return  # the block has already ended
         _log.warning("%r could not be renewed: %s", renewal.lease, text_of(error))
         if self._on_failure is not None:
             try:
@@ -91,7 +91,7 @@ class _Renewal:
 
 
 class _Schedule:
-    """The thread that starts due renewals; there is one in a process, and only while there are leases to renew."""
+    """The thread that starts due renewals; one per process, and only while there are leases to renew."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -127,7 +127,7 @@ class _Schedule:
                 try:
                     threading.Thread(target=self._renew, args=(renewal,), name="txbox-lease", daemon=True).start()
                 except BaseException:
-                    with self._changed:  # no thread can be started for now: the renewals without one are due again
+                    with self._changed:  # no thread can be started for now: renewals without one are due again
                         for left in due[number:]:
                             left.due = elapsed()
                     raise
@@ -139,7 +139,7 @@ class _Schedule:
                 now = elapsed()
                 if due := [renewal for renewal in self._renewals if renewal.due <= now]:
                     for renewal in due:
-                        renewal.due = math.inf  # until it has ended
+                        renewal.due = math.inf  # until this renewal has ended
                     return due
                 if not self._renewals and now >= idle_at:
                     self._thread = None
@@ -150,7 +150,7 @@ class _Schedule:
     def _renew(self, renewal: _Renewal) -> None:
         try:
             due = renewal.renewer.renew(renewal)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the lease is not over yet
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the lease has not run out yet
             _log.error("%r could not be renewed, and is tried again: %s", renewal.lease, text_of(error))
             due = elapsed() + RETRY_SECONDS
         with self._changed:
@@ -168,5 +168,5 @@ def _first_due(lease: Lease) -> float:
 _log = logging.getLogger("txbox.leases")
 
 _schedule = _Schedule()
-if hasattr(os, "register_at_fork"):  # a fork takes no thread along; the leases are its parent's, and a lock may be held
+if hasattr(os, "register_at_fork"):  # a fork copies no thread; the leases are its parent's, and a lock may be held
     os.register_at_fork(after_in_child=_schedule.__init__)  # type: ignore[misc]

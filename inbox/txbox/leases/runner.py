@@ -1,13 +1,13 @@
-"""The runner does the work of a message under its lease, from acquisition to end, for functions and coroutines.
+"""The runner: does a message's work under its lease, from acquisition to end, for functions and coroutines.
 
-The steps are a generator that yields what is to be done next and receives the result; one driver does that for
-functions, another one for coroutines::
+The steps are a generator that yields what to do next and receives the result. One driver performs them for functions,
+another for coroutines::
 
     acquire ─┬─ ACQUIRED ──→ the work, while its lease is renewed ─┬─ returns ──→ complete, with its result
              ├─ COMPLETED ─→ the stored result                     └─ raises ───→ release; its error goes on
              └─ IN_FLIGHT ─→ pause and ask again, as long as was allowed; then InFlight
 
-A process that is killed on the way leaves the lease behind; the next owner has it once it has run out.
+A process that is killed leaves its lease behind; the next owner gets it once it has run out.
 """
 
 import asyncio
@@ -32,40 +32,40 @@ from txbox.postgres.drivers.greenlets import raise_if_cancelled, sleep
 from txbox.postgres.sqlstates import TIMED_OUT, is_outage, sqlstate
 
 WAIT_BACKOFF = Backoff(first_seconds=0.05, longest_seconds=1.0)
-"""Between requests for a message that another owner works on."""
+"""The delay between requests for a message that another owner is working on."""
 
 STORE_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=5.0)
-"""Between tries to complete a message while the ledger's store cannot be reached."""
+"""The delay between tries to complete a message while the ledger's store cannot be reached."""
 
 SHORTEST_LEASE_SECONDS = 0.001
 
 REPORT_SECONDS = 1.0
-"""What a process that ends at a given time needs, before that, to report what became of its work."""
+"""How long before its given end a process needs to report what became of its work."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkResult:
-    """The result of the work of a message that is completed."""
+    """The result of a completed message's work."""
 
-    outcome: Outcome  # PROCESSED, if its work has run now; DUPLICATE, if it was done before
+    outcome: Outcome  # PROCESSED if the work has run now; DUPLICATE if it was done before
     result: Any  # what the work returned, now or then; None if nothing was kept
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The arguments of ``Ledger.release`` with which a message is released."""
+    """The arguments with which ``Ledger.release`` is called."""
 
     ended: AttemptEnd
     forget_attempts: bool = False
 
 
 def release_after(lease: Lease, error: BaseException) -> Release:
-    """Return with what a message is released after an error of its handler.
+    """Return how to release a message after an error of its handler.
 
-    A message that is too old to judge was not begun, and its next lease is its first again. As a rule, an error means
-    that nothing has happened. The effect is unknown if it is ``EffectUnknown``; if the work
-    had begun before under this lease; or if it was interrupted: by a cancellation, by the server, as its transaction
-    took too long, or by an outage of a database. Only an outage is no failure of the message.
+    A message that is too old to judge was not begun; its next lease is its first again. As a rule, an error means that
+    nothing has happened. The effect is unknown if the error is ``EffectUnknown``, if the work had already begun before
+    under this lease, or if it was interrupted: by a cancellation, by the server because its transaction took too long,
+    or by an outage of a database. Only an outage does not count as the message's failure.
     """
     if isinstance(error, Expired) and not lease.begun:
         return Release(AttemptEnd.NOT_MADE)
@@ -82,10 +82,10 @@ OnError = Callable[[Lease, BaseException], Release]
 
 
 def refuse_expired(ledger: Ledger, lease: Lease, sent_at: datetime | None) -> None:
-    """Raise ``Expired`` if a message is too old to judge, and no attempt at it is known to have failed.
+    """Raise ``Expired`` if a message is too old to judge and no attempt at it is known to have failed.
 
-    One that has failed was judged, so its message is known, and not completed. One of which nothing is known may have
-    ended before it was judged. Ledgers without horizons, such as that in DynamoDB, do not judge.
+    A message with a failed attempt has been judged: it is known, and not completed. An attempt of unknown end may have
+    ended before it was judged. Ledgers without horizons, such as the one in DynamoDB, do not judge.
     """
     find_expired = getattr(ledger, "find_expired", None)
     has_failed = lease.attempt - lease.unknown_attempts > 1
@@ -110,8 +110,8 @@ class LeaseRunner:
     ) -> None:
         """Take the ledger, and arguments of ``idempotent``.
 
-        ``on_renewal_failure`` is called with a lease that could not be renewed; ``on_release_failure`` with a release
-        that did not reach the store.
+        ``on_renewal_failure`` gets a lease that could not be renewed; ``on_release_failure`` gets a release that did
+        not reach the store.
         """
         require_ledger(ledger, "ledger")
         if not wait_seconds >= 0:
@@ -134,11 +134,11 @@ class LeaseRunner:
         until: float | None = None,
         on_error: OnError = release_after,
     ) -> WorkResult:
-        """Do the work of a message, unless it is done; raises as ``idempotent``, and what the work raises.
+        """Do a message's work unless it is done; raise as ``idempotent`` does, and what the work raises.
 
-        ``fingerprint`` is the payload's SHA-256, to have another one refused. ``until`` is a reading of ``elapsed``
-        after which no lease may last, as this process ends then. ``on_error`` is called with the error of the work
-        before the message is released, and returns with what.
+        ``fingerprint`` is the payload's SHA-256, to refuse another payload. ``until`` is a reading of ``elapsed`` at
+        which this process ends, so no lease may last longer. ``on_error`` gets the error of the work before the message
+        is released, and returns how to release it.
         """
         steps = self._steps(message_id, fingerprint, until, on_error)
         step = next(steps)
@@ -146,7 +146,7 @@ class LeaseRunner:
             while True:
                 try:
                     result = _do(step, work)
-                except BaseException as error:  # noqa: BLE001 - the generator decides, and lets it go on
+                except BaseException as error:  # noqa: BLE001 - the generator decides, and reraises it
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
@@ -157,10 +157,9 @@ class LeaseRunner:
     async def run_async(
         self, message_id: str, work: Callable[[Lease], Awaitable[Any]], *, fingerprint: bytes | None = None
     ) -> WorkResult:
-        """Do the work of a message, unless it is done: ``run`` for coroutines. The ledger is called in threads.
+        """Do a message's work unless it is done: ``run`` for coroutines. The ledger is called in threads.
 
-        A cancellation ends the work, and a call of the ledger that is under way is awaited first, so that no lease is
-        left behind.
+        A cancellation ends the work. A ledger call under way is awaited first, so that no lease is left behind.
         """
         steps = self._steps(message_id, fingerprint, None, release_after)
         cancelled: asyncio.CancelledError | None = None
@@ -186,13 +185,13 @@ class LeaseRunner:
             return done
         except BaseException as error:
             if cancelled is not None and error is not cancelled:
-                raise cancelled from error  # the caller that has cancelled relies on it
+                raise cancelled from error  # the caller that cancelled relies on it
             raise
 
     def _steps(
         self, message_id: str, fingerprint: bytes | None, until: float | None, on_error: OnError
     ) -> Generator["_Step", Any, WorkResult]:
-        """Yield what is to be done next, and receive its result: all decisions, without any waiting or calling."""
+        """Yield what to do next, and receive its result: all decisions, without waiting or calling."""
         acquisition = yield from self._acquire(message_id, fingerprint, until)
         if acquisition.state is LeaseState.COMPLETED:
             result = None if acquisition.result is None else self._decode(acquisition.result)
@@ -220,7 +219,7 @@ class LeaseRunner:
                 yield from self._release(lease, release)
             raise
         finally:
-            with suppress(ValueError):  # a coroutine that is dropped ends in the context of the garbage collector
+            with suppress(ValueError):  # a dropped coroutine ends in the garbage collector's context
                 _own.reset(mine)
         encoded, problem = self._encoded(lease, result)
         yield from self._complete(lease, encoded, until)
@@ -257,7 +256,7 @@ class LeaseRunner:
         return repr(self._ledger), message_id
 
     def _release(self, lease: Lease, release: Release) -> Generator["_Step", Any, None]:
-        """Free the message; if that fails, it is free when its lease has run out, and the work's error matters."""
+        """Free the message. If that fails, it is free when its lease runs out; the work's error matters more."""
         try:
             yield _LedgerCall(
                 lambda: self._ledger.release(lease, release.ended, forget_attempts=release.forget_attempts)
@@ -268,7 +267,7 @@ class LeaseRunner:
                 self._on_release_failure(lease, release)
 
     def _complete(self, lease: Lease, encoded: bytes | None, until: float | None) -> Generator["_Step", Any, None]:
-        """Complete the message; the work is done, so it is tried again while the lease lasts."""
+        """Complete the message. The work is done, so this is retried while the lease lasts."""
         for tries in itertools.count(1):
             try:
                 yield _LedgerCall(lambda: self._ledger.complete(lease, encoded))
@@ -303,7 +302,7 @@ class _LedgerCall:
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
-    """A wait for another owner or for the store: nothing signals that one is done, or the other has recovered."""
+    """A wait for another owner or for the store, neither of which signals when it is ready."""
 
     seconds: float
 
@@ -316,12 +315,12 @@ class _Work:
 _Step = _LedgerCall | _Pause | _Work
 
 _own: ContextVar[frozenset[tuple[str, str]]] = ContextVar("txbox_leases", default=frozenset())
-"""The messages of which the running work has leases: it must not wait for itself."""
+"""The messages whose leases the running work holds: it must not wait for itself."""
 
 
 def _do(step: _Step, work: Callable[[Lease], Any]) -> Any:
     if not isinstance(step, _LedgerCall):
-        raise_if_cancelled()  # during a call of the ledger, which was awaited first
+        raise_if_cancelled()  # it came during a ledger call, which was awaited first
     match step:
         case _LedgerCall(function):
             return function()
@@ -336,7 +335,7 @@ def _do(step: _Step, work: Callable[[Lease], Any]) -> Any:
 async def _finish(
     function: Callable[[], Any], cancelled: asyncio.CancelledError | None
 ) -> tuple["asyncio.Future[Any]", asyncio.CancelledError | None]:
-    """Call in a thread, and wait for it even if cancelled meanwhile; return the call, and the cancellation."""
+    """Call in a thread, and wait for it even if cancelled meanwhile; return the call and the cancellation."""
     call = asyncio.ensure_future(asyncio.to_thread(function))
     while not call.done():
         try:

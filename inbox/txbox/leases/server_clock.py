@@ -1,25 +1,25 @@
-"""The clock of a database server, compared with ours, which only measures intervals: was it set? Pure: no I/O.
+"""Detect whether a database server's clock was set, by comparing it with ours, which only measures intervals. Pure.
 
-Each answer of the server bears its time. From one answer to the next, its clock and ours go on by the same, as far as
-the round trips let us tell::
+Each answer of the server bears its time. Between two answers, its clock and ours advance by the same amount, as
+precisely as the round trips allow::
 
     server       D0                              D1
     our clock    s0 ──── r0          s1 ──── r1             (sent, received)
     expected:    D0 + (s1 - r0)  ≤  D1  ≤  D0 + (r1 - s0)
 
-A clock that was set *forward* makes leases look run out whose owners are at work. So a ledger that notices it goes on
-by the time before, for as long as a lease lasts: owners that live renew theirs within that, by the clock as it is now.
-A process has nothing to compare its first answer with.
+If a clock is set *forward*, leases whose owners are at work look run out. So a ledger that notices it goes by the old
+time for the length of one lease: within that, live owners renew their leases by the new clock. A process has nothing to
+compare its first answer with.
 """
 
 import threading
 from dataclasses import dataclass
 
 DRIFT = 0.001
-"""How much faster or slower than the server's our clock may run. One that is being adjusted: by 0.0005."""
+"""How much faster or slower than the server's clock ours may run. While it is adjusted, that is 0.0005."""
 
 TOLERANCE_SECONDS = 1.0
-"""What is no step: a leap second, an adjustment."""
+"""Differences up to this are no step: a leap second, an adjustment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _Reading:
 
 
 class ServerClock:
-    """The last reading of a server's clock. May be used by several threads at once."""
+    """The last reading of a server's clock. Several threads may use it at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,24 +38,26 @@ class ServerClock:
         self._held_until: float | None = None
 
     def latest(self, at: float) -> float | None:
-        """Return the server's time at most, in seconds since 1970, at a reading of our clock; None: no answer yet.
+        """Return the latest that the server's time can be, in seconds since 1970, at a reading of our clock.
 
-        If the server's clock was set forward, it is the time as it was before.
+        None: no answer yet.
+
+        If the server's clock was set forward, this goes by the time before that.
         """
         last = self._last
         return None if last is None else last.server + (at - last.sent) * (1 + DRIFT) + TOLERANCE_SECONDS
 
     def observe(self, server: float, *, sent: float, received: float, hold_seconds: float) -> float:
-        """Learn from an answer.
+        """Compare an answer with the one before.
 
         Args:
             server: the time in it, in seconds since 1970.
             sent, received: readings of our clock, before the question and after the answer.
-            hold_seconds: for how long to go on by the time before, if the clock was set forward.
+            hold_seconds: how long to go by the old time if the clock was set forward.
 
         Returns:
-            By how many seconds the clock was set since the answer before, less than 0 if back; 0 if it was not, or if
-            that was returned before.
+            By how many seconds the clock was set since the last answer, negative if back; 0 if it was not set, or if
+            that was already returned.
         """
         answer = _Reading(server, sent, received)
         with self._lock:

@@ -17,13 +17,13 @@ class LedgerStatus:
     """The state of one subscriber's leases.
 
     Attributes:
-        subscriber_id: its name.
+        subscriber_id: the subscriber.
         completed: messages that are done.
-        in_flight: messages that an owner works on.
-        run_out: messages whose owner has not renewed its lease, and that no other has taken over yet: it died, most
-            likely, and the broker will deliver them again.
-        failed: messages whose last attempt has failed, and that are free.
-        longest_seconds: how long ago the longest attempt of those in flight or run out began; None if there is none.
+        in_flight: messages that an owner is working on.
+        run_out: messages whose owner has not renewed its lease and that no other owner has taken over: most likely it
+            died, and the broker will deliver them again.
+        failed: messages whose last attempt failed, and that are free.
+        longest_seconds: how long ago the oldest attempt in flight or run out began; None if there is none.
     """
 
     subscriber_id: str
@@ -40,7 +40,7 @@ class LeaseStatus:
 
     Attributes:
         rows: of the table.
-        exact: they were counted; otherwise they are the planner's estimate, and ``ledgers`` is empty.
+        exact: whether they were counted; otherwise ``rows`` is the planner's estimate and ``ledgers`` is empty.
         ledgers: one for each subscriber that has leases, by name.
     """
 
@@ -52,13 +52,13 @@ class LeaseStatus:
 def read_lease_status(
     engine: Engine, *, schema: str | None = None, prefix: str = "", exact_up_to_rows: float
 ) -> LeaseStatus:
-    """Read the state of leases; raises ``SchemaMissing`` if the table does not exist.
+    """Return the state of leases; raise ``SchemaMissing`` if the table does not exist.
 
     Args:
         engine: the database.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
-        exact_up_to_rows: count, which reads every row, only a table that has no more of them by Postgres's statistics.
+        exact_up_to_rows: largest table, by Postgres's statistics, that is counted; counting reads every row.
     """
     sql = LeaseStatements.load(schema, prefix)
     with engine.connect() as connection, own_cursors(connection):

@@ -1,4 +1,4 @@
-"""Maintenance: what was kept long enough is forgotten, by one maintainer at a time."""
+"""Maintenance: forget what has been kept long enough, with one maintainer at work at a time."""
 
 from txbox.maintenance.maintainer import Maintainer, MaintenanceReport, PlannedTask
 from txbox.maintenance.retention import Retention

@@ -1,4 +1,4 @@
-"""Horizons: which windows may be kept to, and how the horizons move with them, before anything is deleted."""
+"""Horizons: check the windows, and move the horizons with them, before anything is deleted."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ from txbox.postgres.transactions import short_transaction
 __all__ = ["Horizons"]
 
 LONGEST_OF_SQS = timedelta(days=14)
-"""How long SQS can keep a message: what a subscriber's queue may keep it for, where no worker has reported it."""
+"""How long SQS can keep a message: the retention to assume for a queue that no worker has reported."""
 
 
 class Horizons:
@@ -32,7 +32,7 @@ class Horizons:
         *,
         force: bool,
     ) -> None:
-        """Name the database and the windows; ``force``: also those shorter than a queue keeps its messages."""
+        """Store the database and the windows; ``force`` accepts windows shorter than a queue keeps its messages."""
         self._engine = engine
         self._transactions = transactions
         self._sql = statements
@@ -65,9 +65,9 @@ class Horizons:
             _log.warning("%s; it is forced: a copy of unknown age that comes later is run again", problem)
 
     def move(self, connection: Connection) -> tuple[Mapping[str, timedelta], Mapping[str, timedelta]]:
-        """Move the horizons, and return the windows of inbox and leases, by subscriber, that may be kept to.
+        """Move the horizons, and return the allowed windows of inbox and leases, by subscriber.
 
-        They are moved when the transaction has committed; nothing may be deleted before.
+        The move takes effect when the transaction commits; delete nothing before that.
         """
         inbox = self._allowed(connection, self.of_inbox(connection))
         leases = self._allowed(connection, self.of_leases(connection))
@@ -82,11 +82,12 @@ class Horizons:
         """Return the horizons up to which rows may be deleted, by subscriber, in seconds since 1970.
 
         A transaction that began before a horizon was committed may not see it, and could record an id that is deleted
-        meanwhile. So a horizon counts when every transaction has ended that was running after it was committed; until
-        then, the one before it does. What is waited for is kept in the table of maintenance: rounds go on with it.
+        meanwhile. So a horizon counts only when every transaction that was running after its commit has ended; until
+        then, the previous horizon counts. The transactions to wait for are kept in the table of maintenance, and later
+        rounds go on waiting for them.
 
         Args:
-            wait_seconds: how long to wait for transactions that run.
+            wait_seconds: how long to wait for running transactions.
         """
         detail, _ = self._transactions.read(_TASK)
         if not detail.get("waits_for"):
@@ -115,7 +116,7 @@ class Horizons:
         return dict(detail.get("settled", {}))
 
     def _begin_settling(self, connection: Connection, detail: dict[str, Any]) -> dict[str, Any]:
-        """Note the horizons, and then, in a statement of its own, the transactions that run."""
+        """Store the horizons, and then, in a separate statement, the running transactions."""
         moved = {one.subscriber_id: one.seconds for one in connection.exec_driver_sql(self._sql.horizons)}
         if moved == detail.get("settled"):
             return {**detail, "moved": moved, "waits_for": []}
@@ -125,7 +126,7 @@ class Horizons:
         return detail
 
     def without_window(self, connection: Connection, windows: Mapping[str, timedelta]) -> list[str]:
-        """Return the subscribers of the inbox that are not among these."""
+        """Return the inbox's subscribers that have no window."""
         return [
             name for name in connection.exec_driver_sql(self._sql.inbox_subscribers).scalars() if name not in windows
         ]
@@ -138,13 +139,13 @@ class Horizons:
         return {name: window for name in names if (window := self._retention.of_inbox(name)) is not None}
 
     def of_leases(self, connection: Connection) -> dict[str, timedelta]:
-        """Return the window of each subscriber that has leases, if they have one."""
+        """Return the window of each subscriber that has leases, if leases have one."""
         if (window := self._retention.leases) is None:
             return {}
         return dict.fromkeys(connection.exec_driver_sql(self._sql.lease_subscribers).scalars(), window)
 
     def _allowed(self, connection: Connection, windows: Mapping[str, timedelta]) -> Mapping[str, timedelta]:
-        """Leave out subscribers whose queue keeps its messages longer: a worker may report that at any time."""
+        """Leave out subscribers whose queue keeps messages longer; a worker may report that at any time."""
         if self._force or not windows:
             return windows
         problems = self._too_short(connection, windows)
@@ -155,7 +156,7 @@ class Horizons:
         return {name: window for name, window in windows.items() if name not in problems}
 
     def _too_short(self, connection: Connection, windows: Mapping[str, timedelta]) -> dict[str, str]:
-        """Return what is wrong with windows that are shorter than a queue keeps messages, by subscriber."""
+        """Return, by subscriber, what is wrong with windows that are shorter than a queue keeps messages."""
         reported = {one.subscriber_id: one.seconds for one in connection.exec_driver_sql(self._sql.source_retentions)}
         problems = {}
         for name, window in windows.items():
@@ -175,6 +176,6 @@ def _days(span: timedelta) -> str:
 
 
 _TASK = "horizons"
-"""Where it is kept which transactions are waited for."""
+"""The task whose detail says which transactions are waited for."""
 
 _log = logging.getLogger("txbox.maintenance")

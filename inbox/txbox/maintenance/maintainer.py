@@ -1,15 +1,15 @@
-"""The maintainer: forgets what was kept long enough, a little at a time.
+"""The maintainer: forgets what has been kept long enough, a little at a time.
 
 A round::
 
     take the right to work ─▶ scans ──▶ move the horizons, COMMIT ─▶ wait until every transaction sees them
-       ─▶ responses, results, leases, ids, stretch by stretch; each: renew the right, delete, note, COMMIT, pause
+       ─▶ responses, results, leases, ids, stretch by stretch; each: renew the right, delete, record, COMMIT, pause
 
-The horizons come first. A message of known age that lies behind its subscriber's horizon is not run any more, so its id
-may be forgotten: whatever is recorded sees, in one snapshot, the id or the horizon. A maintainer that is killed between
-any two steps has forgotten less than it may, never more.
+The horizons come first. A message of known age behind its subscriber's horizon is not run any more, so its id may be
+forgotten: a transaction that records a message sees, in one snapshot, either the id or the horizon. A maintainer that
+is killed between any two steps has forgotten less than it may, never more.
 
-Any number of maintainers may run, one works (``txbox.maintenance.transactions``).
+Any number of maintainers may run; one works (``txbox.maintenance.transactions``).
 """
 
 import logging
@@ -49,34 +49,34 @@ from txbox.text import text_of
 __all__ = ["Maintainer", "MaintenanceReport", "PlannedTask"]
 
 BUDGET_MS_PER_SECOND = 20.0
-"""Of each second, for transactions: few of a worker's meet one of them, so its slowest hundredth is what it was."""
+"""Milliseconds per second for transactions: so few of a worker's meet one that its slowest hundredth stays the same."""
 
 ROWS_PER_TRANSACTION = 5_000
-"""Rows that one transaction removes at most."""
+"""Most rows that one transaction removes."""
 
 FEWEST_ROWS = 500
-"""A block has fewer rows, so that each statement gets on."""
+"""The least a transaction may remove: more than a block has, so that each statement makes progress."""
 
 INTERVAL_SECONDS = 10.0
-"""Between two rounds of a service."""
+"""Seconds between two rounds of the service."""
 
 ROUND_SECONDS = 60.0
-"""A task of a round goes on in the next one after so long."""
+"""A task that takes longer in one round goes on in the next."""
 
 SCAN_SECONDS = 600.0
-"""Between two rounds of what is never urgent."""
+"""Seconds between two rounds of the tasks that are never urgent."""
 
 GENERATIONS = 4
-"""Of a rotating inbox; it keeps up to a third more than its longest window."""
+"""Generations of a rotating inbox, which keeps up to a third more than its longest window."""
 
 COUNTED_SENT = 1_000_000
-"""A plan counts no more sent messages."""
+"""Most sent messages that a plan counts."""
 
 SETTLE_SECONDS = 10.0
-"""How long a round waits for transactions that may not see the horizons; it goes on with the ones before, if any."""
+"""How long a round waits for transactions that may not see the horizons; then it uses the previous ones, if any."""
 
 HOLDER_SECONDS = 600.0
-"""Between two warnings of who keeps Postgres from cleaning up."""
+"""Seconds between two warnings about sessions that keep Postgres from cleaning up."""
 
 AGAIN = Backoff(first_seconds=1.0, longest_seconds=60.0)
 
@@ -86,9 +86,9 @@ class MaintenanceReport:
     """What one round has done.
 
     Attributes:
-        worked: False: another maintainer works, and nothing was done.
-        removed: rows by task, of ``staging`` tables; a task that was not due is missing.
-        failed: what the database has said of tasks that could not be done; the others went on.
+        worked: whether this maintainer worked; False if another one was at work, and nothing was done.
+        removed: rows removed, by task; tables, for ``staging``. A task that was not due is missing.
+        failed: the database's error for each task that could not be done; the others went on.
         seconds: how long the round took.
     """
 
@@ -100,8 +100,14 @@ class MaintenanceReport:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask:
-    """What a task would remove now: ``rows``, of ``staging`` tables; ``exact`` if they were counted. Otherwise they are
-    estimated by a sample; of sent messages, there are at least so many."""
+    """What a task would remove now.
+
+    Attributes:
+        task: its name.
+        rows: rows; tables, for ``staging``.
+        exact: whether they were counted. Otherwise they are estimated from a sample; for sent messages, ``rows`` is a
+            lower bound.
+    """
 
     task: str
     rows: int
@@ -109,7 +115,7 @@ class PlannedTask:
 
 
 class Maintainer(Service):
-    """Forgets what was kept long enough. Without a ``Retention``, only what is garbage for certain."""
+    """Forgets what has been kept long enough. Without a ``Retention``, removes only what is certainly garbage."""
 
     def __init__(
         self,
@@ -125,18 +131,19 @@ class Maintainer(Service):
         generations: int = GENERATIONS,
         hooks: Iterable[Hook] = (),
     ) -> None:
-        """Put a maintainer together; nothing is connected before ``start``, ``run`` or ``run_once``.
+        """Set up a maintainer; it connects only at ``start``, ``run`` or ``run_once``.
 
         Args:
-            engine: the database; one connection at a time is used.
-            retention: for how long what is kept; None: only garbage is removed.
+            engine: the database; uses one connection at a time.
+            retention: how long each kind of data is kept; None: only garbage is removed.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
-            force: accept windows that are shorter than a queue keeps its messages.
+            force: accept windows shorter than a queue keeps its messages.
             budget_ms_per_second: milliseconds of each second that its transactions may take; 1,000: no limit.
-            rows_per_transaction: how many rows one transaction removes at most.
+            rows_per_transaction: most rows that one transaction removes.
             interval_seconds: between two rounds of the service.
-            generations: of an inbox that rotates: a new one is opened after the longest window divided by one less.
+            generations: of an inbox that rotates. A new one is opened after the longest window divided by one less than
+                this.
             hooks: get every event; see ``txbox.instrumentation``.
 
         Raises:
@@ -197,17 +204,17 @@ class Maintainer(Service):
         self._failed: dict[str, str] = {}
 
     def add_hook(self, hook: Hook) -> None:
-        """Have one more hook get every event, before the start; raises as ``Service.add_hook``."""
+        """Add a hook that gets every event. Call it before the start; raises as ``Service.add_hook``."""
         super().add_hook(hook)
         self._runway_reporter.add_hook(hook)
 
     def run_once(self) -> MaintenanceReport:
-        """Do all that is due now, to its end, and return what was done: for cron.
+        """Do everything that is due now, to its end, and return what was done. For cron.
 
         Raises:
-            InvalidConfiguration: a window is too short; or the server takes no writes, or its clock was set forward.
+            InvalidConfiguration: a window is too short; or the server is read-only, or its clock was set forward.
             SchemaMissing: the tables do not exist.
-            DBAPIError: as the database raised it; what only some tasks have met is in the report.
+            DBAPIError: as the database raised it. Errors of single tasks are in the report.
         """
         self._check()
         self._scanned_at = self._runway_at = -float("inf")
@@ -217,7 +224,7 @@ class Maintainer(Service):
             self._transactions.release()
 
     def plan(self) -> list[PlannedTask]:
-        """Return what a round would remove now. Nothing is written; what is found of a large table is an estimate.
+        """Return what a round would remove now, without writing. For a large table this is an estimate.
 
         Raises:
             InvalidConfiguration: a window is too short.
@@ -257,7 +264,7 @@ class Maintainer(Service):
         self._emit(Stopped(MAINTAINER, self._sql.name_of("maintenance"), finished))
 
     def _check(self) -> None:
-        """Check that this server takes writes, that the tables are there, and that no window is too short."""
+        """Raise unless the server is writable, the tables exist, and no window is too short."""
         with short_transaction(self._engine) as connection:
             require_server(connection)
             tables = self._sql.tables
@@ -273,7 +280,7 @@ class Maintainer(Service):
             self._horizons.check(connection)
 
     def _work(self) -> None:
-        """Do a round now and then, until the service stops."""
+        """Run rounds at intervals until the service stops."""
         failures = 0
         try:
             while not self._stopping.is_set():
@@ -293,7 +300,7 @@ class Maintainer(Service):
             self._give_back()
 
     def _give_back(self) -> None:
-        """Let another maintainer begin at once; if that cannot be said, it begins when the lease has run out."""
+        """Let another maintainer begin at once; if the release fails, it begins when the lease runs out."""
         try:
             self._transactions.release()
         except DBAPIError as error:
@@ -302,7 +309,7 @@ class Maintainer(Service):
 
     def _round(self, task_seconds: float, *, once: bool) -> MaintenanceReport:
         report = self._work_if_allowed(task_seconds, once=once)
-        if time.monotonic() >= self._runway_at + RUNWAY_SECONDS:  # also while another maintainer works
+        if time.monotonic() >= self._runway_at + RUNWAY_SECONDS:  # even while another maintainer works
             self._runway_at = time.monotonic()
             self._runway_reporter.run_once()
         return report
@@ -343,7 +350,7 @@ class Maintainer(Service):
         return MaintenanceReport(True, removed, failed, time.monotonic() - began)
 
     def _tasks(self, seconds: float, *, partitioned: bool, once: bool) -> Iterator[tuple[str, Callable[[], int]]]:
-        """Yield what is due: the horizons move before the first task that forgets ids."""
+        """Yield what is due; the horizons move before the first task that forgets ids."""
         if time.monotonic() >= self._scanned_at + SCAN_SECONDS:
             self._scanned_at = time.monotonic()
             for task in scan_tasks(self._retention, self._sweeper_sql):
@@ -369,7 +376,7 @@ class Maintainer(Service):
         return self._horizons.move(connection)
 
     def _forget_sent(self) -> int:
-        """Delete the sent messages that were kept long enough, by their index on the time."""
+        """Delete sent messages that have been kept long enough, using their index on the time."""
         assert self._retention.sent is not None  # noqa: S101 - for the type checker
         kept, sent_sql = self._retention.sent, self._sent_sql
         rows = self._rows_per_transaction
@@ -389,13 +396,13 @@ class Maintainer(Service):
         """Return whether the inbox rotates.
 
         Raises:
-            InvalidConfiguration: this server takes no writes, or its clock was set forward.
+            InvalidConfiguration: this server is read-only, or its clock was set forward.
         """
         check_table(connection, self._sql.tables.processed_message)
         read_only, partitioned, server_seconds = connection.exec_driver_sql(self._sql.server_state).one()
         if read_only:
             raise read_only_server("maintenance")
-        # A horizon never moves back, and ids are kept longer by this slack. Of two clocks, the earlier one counts.
+        # A horizon never moves back, and ids are kept longer by this slack. The earlier of the two clocks counts.
         if (ahead := timedelta(seconds=server_seconds - time.time())) > SLACK:
             raise InvalidConfiguration(
                 f"the database's clock is {ahead.total_seconds() / 3600:,.1f} hours ahead of this machine's: nothing "
@@ -404,7 +411,7 @@ class Maintainer(Service):
         return bool(partitioned)
 
     def _note_failure(self, task: str, error: DBAPIError) -> str:
-        """Log what a task has met, once while that does not change, and note it for the status; return its text."""
+        """Log a task's error, once until it changes, record it for the status, and return its text."""
         text = " ".join(text_of(error.orig or error).split())
         if self._failed.get(task) != text:
             self._failed[task] = text
@@ -418,7 +425,7 @@ class Maintainer(Service):
             _log.info("this maintainer works" if works else "another maintainer works; this one waits")
 
     def _warn_of_holders(self) -> None:
-        """Say who keeps Postgres from cleaning up what was removed, now and then."""
+        """Warn at intervals about sessions that keep Postgres from cleaning up what was removed."""
         if time.monotonic() < self._holders_at + HOLDER_SECONDS:
             return
         with short_transaction(self._engine) as connection:

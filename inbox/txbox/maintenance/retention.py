@@ -1,4 +1,4 @@
-"""Retention: for how long what is kept."""
+"""Retention: how long each kind of data is kept."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -10,36 +10,36 @@ from txbox.inbox.age_judge import MIN_WINDOW
 __all__ = ["Retention"]
 
 EVERY_SUBSCRIBER = "*"
-"""In place of a subscriber's name: every one that is not named."""
+"""Stands for every subscriber that is not named."""
 
 LONGEST = timedelta(days=36_500)
-"""Longer windows lead to dates that Postgres does not have."""
+"""A longer window leads to dates that Postgres does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The windows of a maintainer. None: it is kept for ever.
+    """The windows of a maintainer. None means for ever.
 
-    What is garbage for certain needs no window, and goes after a day: failures of messages that are processed, chunks
-    without a run, rows of relays and workers that are gone. So do staging tables of loads that are finished.
+    What is certainly garbage needs no window and goes after a day: failures of processed messages, chunks without a
+    run, rows of relays and workers that are gone. So do staging tables of finished loads.
 
     Attributes:
-        inbox: how long ids are kept, by subscriber; ``*`` is for every one that is not named. A message that was sent
-            before the window began is not run any more: its subscriber's horizon moves with it.
-        leases: how long completed leases are kept, of every subscriber. The horizon moves with this window, too.
-        results: how long the results of completed leases are kept. The lease stays: a copy of the message is a
-            duplicate, and gets no result.
-        responses: how long responses to HTTP requests are kept, and never longer than the ids of their subscriber. The
-            id stays: a repeat is not run, and gets no response.
+        inbox: how long ids are kept, by subscriber; ``*`` stands for every subscriber that is not named. A message sent
+            before the window began is not run any more: the subscriber's horizon moves with the window.
+        leases: how long completed leases of every subscriber are kept. The horizon moves with this window too.
+        results: how long results of completed leases are kept. The lease stays: a copy of the message is a duplicate
+            and gets no result.
+        responses: how long responses to HTTP requests are kept, but never longer than their subscriber's ids. The id
+            stays: a repeat is not run and gets no response.
         letters: how long dead letters are kept after they were redriven or discarded.
-        operations: how long redrives and discards by filter are kept on record after they were finished.
-        sent: how long sent messages are kept, where relays keep them.
+        operations: how long redrives and discards by filter are kept on record after they finished.
+        sent: how long sent messages are kept, if relays keep them.
         loads: how long the ledger's rows of finished bulk loads are kept.
-        staging: how long the staging tables of bulk loads are kept that are not finished, and at which no process works
-            any more. Such a load can be resumed all the same: it stages its events again.
+        staging: how long the staging tables of unfinished bulk loads are kept once no process works on the load. Such a
+            load can still be resumed: it stages its events again.
 
     Raises:
-        InvalidConfiguration: a window is not a timedelta, not more than 0, or longer than 100 years; or one of
+        InvalidConfiguration: a window is not a timedelta, not more than 0, or longer than 100 years; or a window of
             ids, leases or staging tables is shorter than an hour.
     """
 
@@ -69,5 +69,5 @@ class Retention:
                 raise InvalidConfiguration(f"Retention.{name} must be at least an hour, not {window!r}")
 
     def of_inbox(self, subscriber_id: str) -> timedelta | None:
-        """Return how long the ids of a subscriber are kept; None: for ever."""
+        """Return how long a subscriber's ids are kept; None: for ever."""
         return self.inbox.get(subscriber_id, self.inbox.get(EVERY_SUBSCRIBER))

@@ -1,26 +1,24 @@
 """The sweeper: removes rows in physical order, a stretch of blocks at a time.
 
-Rows of the inbox are inserted in the order of time: at first at the table's end; when what was deleted has been
-vacuumed, in the pages that it has left. So the table is written round and round, and what is too old lies behind a
-cursor::
+Rows of the inbox are inserted in order of time: at first at the table's end, and once deleted rows have been vacuumed,
+in the pages they left. So the table is written round and round, and rows that are too old lie behind a cursor::
 
     block 0                    cursor ─▶                              end
     │ new rows, in freed pages │ too old … too old … │ not too old … │
 
-The cursor of a window moves on until it meets rows that are younger than that window, and stays there. It is kept in
-the table of maintenance, in the same transaction as each delete; another window goes on from there. It never looks at
-what it has left behind: rows that were deleted, and that Postgres cannot clean up because an old snapshot is held, are
-not read again and again.
+A window's cursor moves on until it meets rows that are younger than the window, and stays there. It is stored in the
+table of maintenance, in the transaction of each delete; another window goes on from there. The cursor never looks back:
+if an old snapshot keeps Postgres from cleaning up deleted rows, they are not read again and again.
 
-Where no page is free, new rows make the table longer, so its end may be young before its begin is. Then the cursor
-would wait there for a whole window. So there is a begin cursor, at first at the table's begin: it looks at one stretch
-in each round, stays while most rows are young there, and goes on as the cursor does when they are not.
+If no page is free, new rows make the table longer, so its end may be young before its beginning is. Then the cursor
+would wait there for a whole window. So there is a begin cursor, at first at the table's beginning. It looks at one
+stretch in each round, stays while most rows there are young, and otherwise goes on as the cursor does.
 
-What the cursor has passed or cannot reach (a letter's row that was waiting then; rows that an update has moved) is
-found by the daily cursor, slowly: it goes through the whole table once a day.
+The cursor has passed or cannot reach some rows: those of letters that were waiting then, and rows that an update has
+moved. The daily cursor finds them slowly: it goes through the whole table once a day.
 
 In the table of maintenance, the cursors of windows are its ``heads``, their begin cursors its ``probes``, and the daily
-cursor is where it has ``swept``.
+cursor is its ``swept``.
 """
 
 import logging
@@ -43,7 +41,7 @@ __all__ = ["Sweeper", "SweeperStatements", "estimate"]
 
 
 class StagingSweeper:
-    """Drops the staging tables of runs that are finished, forgotten, or were left for long enough."""
+    """Drops the staging tables of runs that are finished, forgotten, or abandoned for long enough."""
 
     def __init__(
         self,
@@ -53,18 +51,18 @@ class StagingSweeper:
         window: timedelta | None,
         stopping: Callable[[], bool],
     ) -> None:
-        """Name the tables; ``window``: for how long a run that was left keeps its own; None: for ever."""
+        """Store the tables; ``window``: how long an abandoned run keeps its tables; None: for ever."""
         self._transactions = transactions
         self._catalogue = catalogue
         self._window = window
         self._stopping = stopping
 
     def abandoned(self, connection: Connection) -> list[str]:
-        """Return the tables that would be dropped now."""
+        """Return the tables that ``drop_all`` would drop now."""
         return self._catalogue.abandoned(connection, None if self._window is None else self._window.total_seconds())
 
     def drop_all(self) -> int:
-        """Drop them, and return how many; one that cannot be dropped keeps none of the others."""
+        """Drop the tables and return how many. If one cannot be dropped, drop the others before raising its error."""
         dropped, refused = 0, None
         for table in self._transactions.run(self.abandoned):
             if self._stopping():
@@ -92,37 +90,37 @@ _log = logging.getLogger("txbox.maintenance")
 
 
 LONGEST_MS = 100
-"""A statement that looks at several blocks is ended by the server after so long, and is made smaller."""
+"""Timeout of a statement that looks at several blocks; after it, the next looks at fewer."""
 
 WANTED_MS = 40
-"""The next statement looks at more blocks while one takes less than half of it, and at fewer if it takes more."""
+"""The next statement looks at more blocks if one takes less than half of this, and at fewer if it takes more."""
 
 MOST_BLOCKS = 64
-"""Of one statement: half a megabyte. More would be no quicker, and hold up what else is committed for longer."""
+"""Most blocks per statement: half a megabyte. More would be no quicker, and hold up other commits for longer."""
 
 FIRST_BLOCKS = 16
-"""Of the first statement."""
+"""Blocks of the first statement."""
 
 STOP_BLOCKS = 128
-"""A cursor stays where so many blocks have rows that are young, and none that is too old."""
+"""A cursor stays where this many blocks have young rows and none that is too old."""
 
 FRUITLESS_BLOCKS = 1_024
-"""A cursor pauses, and goes on from there in the next round, where so many blocks have nothing to remove."""
+"""After this many blocks without anything to remove, a cursor pauses until the next round."""
 
 SWEEP_SECONDS = 86_400.0
-"""The daily cursor goes through a table in so long."""
+"""How long the daily cursor takes to go through a table."""
 
 SWEEP_BLOCKS = 64
-"""And at least so many blocks in a round."""
+"""The daily cursor looks at no fewer blocks in a round."""
 
 COUNTED_BLOCKS = 4_096
-"""An estimate looks at so many blocks; a table that has no more of them is counted."""
+"""An estimate looks at this many blocks; a table with no more is counted."""
 
 SAMPLES = 64
-"""In so many stretches, evenly over the table."""
+"""Stretches of an estimate, evenly over the table."""
 
 SAMPLE_STEP_BLOCKS = 512
-"""Of one statement, where all are counted."""
+"""Blocks per statement when all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +129,10 @@ class _Found:
 
     Attributes:
         removed: rows.
-        last_block: of those.
+        last_block: the last block of the removed rows.
         fresh: rows that are younger than the cursor's window.
-        first_fresh: the first block of those.
-        removed_behind: rows that were removed behind the first of those.
+        first_fresh: the first block of the fresh rows.
+        removed_behind: rows removed behind the first fresh row.
     """
 
     removed: int
@@ -145,12 +143,12 @@ class _Found:
 
     @property
     def young_from(self) -> int | None:
-        """The block from which most rows are young; None: only some are, between old ones."""
+        """The block from which most rows are young; None if there are only some between old ones."""
         return self.first_fresh if self.fresh > self.removed_behind else None
 
 
 class Sweeper:
-    """Removes what is too old, in transactions of a bounded size and time."""
+    """Removes rows that are too old, in transactions bounded in size and time."""
 
     def __init__(
         self,
@@ -160,7 +158,7 @@ class Sweeper:
         rows_per_transaction: int,
         stopping: Callable[[], bool],
     ) -> None:
-        """Name the transactions, how many rows one of them may remove, and what says that it is to stop."""
+        """Store the transactions, how many rows each may remove, and the function that says whether to stop."""
         self._transactions = transactions
         self._sql = statements
         self._rows = rows_per_transaction
@@ -176,12 +174,12 @@ class Sweeper:
         return removed
 
     def sweep_with_cursors(self, task: CursorTask, *, until: float, once: bool) -> int:
-        """Move the cursors of a table, and return how many rows were removed.
+        """Move a table's cursors, and return how many rows were removed.
 
         Args:
-            task: what is removed.
-            until: a time of ``time.monotonic()`` at which to stop and go on in the next round.
-            once: there is no next round soon: the daily cursor does a day's share if it was not moved for a day.
+            task: what to remove.
+            until: a time of ``time.monotonic()`` at which to stop, to go on in the next round.
+            once: no round follows soon: the daily cursor does a full day's share if it has never been moved.
         """
         detail, seconds = self._transactions.read(task.name)
         swept = int(detail.get("swept", 0))
@@ -199,7 +197,7 @@ class Sweeper:
         return removed + self._move_daily_cursor(task, state, share, total, until)
 
     def _move_cursor(self, task: CursorTask, state: dict[str, Any], window: float, total: int, until: float) -> int:
-        """Move the cursor of a window until it meets young rows."""
+        """Move a window's cursor until it meets young rows."""
         key, cursors = f"{window:g}", state["heads"]
         at = start_of_young = cursors[key]
         removed = scanned = fruitless = young = 0
@@ -233,7 +231,7 @@ class Sweeper:
     def _move_begin_cursor(
         self, task: CursorTask, state: dict[str, Any], window: float, total: int, until: float
     ) -> int:
-        """Move the begin cursor of a window while most rows are too old there."""
+        """Move a window's begin cursor while most rows there are too old."""
         key, begins = f"{window:g}", state["probes"]
         if begins[key] == state["heads"][key]:
             begins[key] = 0
@@ -256,7 +254,7 @@ class Sweeper:
         return removed
 
     def _move_daily_cursor(self, task: CursorTask, state: dict[str, Any], share: int, total: int, until: float) -> int:
-        """Move the daily cursor by so many blocks; that of the shortest window follows it to old stretches."""
+        """Move the daily cursor by ``share`` blocks; the shortest window's cursor follows it to old stretches."""
         window = min(task.windows)
         removed = scanned = 0
         while scanned < share and not self._is_over(until):
@@ -285,7 +283,7 @@ class Sweeper:
     ) -> tuple[int, _Found]:
         """Look at the next stretch in one transaction; return where to go on, and what was found.
 
-        It goes on in the same stretch if there were more rows than a transaction may remove.
+        Stay in the stretch if it had more rows than one transaction may remove.
         """
         while True:
             blocks = self._blocks.get(task.name, FIRST_BLOCKS)
@@ -332,12 +330,12 @@ class Sweeper:
 
 
 def _place_of(window: float, places: Mapping[str, int]) -> int:
-    """Return where a window's cursor is: a new window goes on from the cursor of the one that is most like it."""
+    """Return where a window's cursor is; a new window starts at the cursor of the window closest in length."""
     return int(places[min(places, key=lambda key: abs(float(key) - window))]) if places else 0
 
 
 def estimate(connection: Connection, task: Task, sql: SweeperStatements) -> tuple[int, bool]:
-    """Return how many rows a task would remove, and whether they were counted: of a large table, by a sample."""
+    """Return how many rows a task would remove, and whether they were counted; a large table is sampled."""
     total = int(connection.exec_driver_sql(sql.blocks, {"name": task.table}).scalar_one())
     is_counted = total <= COUNTED_BLOCKS
     step = SAMPLE_STEP_BLOCKS if is_counted else total // SAMPLES

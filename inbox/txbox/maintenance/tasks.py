@@ -15,20 +15,20 @@ from txbox.status.activity import KEPT_DAYS
 __all__ = ["CursorTask", "SweeperStatements", "Task", "cursor_tasks", "scan_tasks"]
 
 SLACK = PRODUCER_SLACK
-"""Ids stay for so long behind the horizon: producers' clocks are ahead, and transactions begin before they record."""
+"""How long ids stay behind the horizon: producers' clocks may be ahead, and transactions begin before they record."""
 
 GARBAGE = timedelta(days=1)
-"""What is garbage for certain goes after a day: by then, what wrote it has ended."""
+"""The age at which certain garbage goes: by then, whatever wrote it has ended."""
 
 
 CURSORS = 8
-"""Of one table: each looks at every block once. Rows of other windows go with the next longer one, or within the day in
-which the whole table is gone through."""
+"""Most cursors of one table, each of which looks at every block once.
+
+Rows of other windows go with the next longer window, or within the day in which the whole table is swept.
+"""
 
 
 class SweeperStatements(SqlFile, file="sweeper.sql"):
-    """The statements of ``sweeper.sql``."""
-
     forget_ids: str
     count_ids: str
     forget_leases: str
@@ -58,11 +58,11 @@ class Task:
     """What is removed from a table.
 
     Attributes:
-        name: in the table of maintenance, where it is the ``task``.
+        name: the ``task`` in the table of maintenance.
         table: quoted, with its schema.
-        forget: the statement that removes it, from a stretch of blocks.
-        count: the statement that counts it.
-        parameters: of both, beside the stretch.
+        forget: the statement that removes rows from a stretch of blocks.
+        count: the statement that counts them.
+        parameters: of both statements, besides the stretch.
     """
 
     name: str
@@ -74,10 +74,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class CursorTask(Task):
-    """What is removed from a table that grows for ever, behind cursors; ``forget`` also returns what is young.
+    """What is removed, behind cursors, from a table that grows for ever; ``forget`` also returns what is young.
 
     Attributes:
-        windows: of the cursors, in seconds: one for each distinct window, and no more than ``CURSORS``.
+        windows: of the cursors, in seconds: one for each distinct window, at most ``CURSORS``.
     """
 
     windows: tuple[float, ...] = ()
@@ -85,7 +85,7 @@ class CursorTask(Task):
 
 def scan_tasks(kept: Retention, sql: SweeperStatements) -> Iterator[Task]:
     """Yield what is removed by going through whole tables."""
-    # The failures come before ids are forgotten: without its id, one would look like one that waits.
+    # Failures come before ids are forgotten: a failure without its id would look like one that waits.
     for task, table, old, window in (
         ("failures", "message_failure", sql.old_failures, GARBAGE),
         ("letters", "dead_letter", sql.old_letters, kept.letters),
@@ -122,8 +122,8 @@ def cursor_tasks(
         inbox: windows by subscriber.
         leases: windows by subscriber.
         settled: horizons that every running transaction can see, by subscriber, in seconds since 1970; nothing is
-            removed of subscribers that have none. None: what is removed is only counted.
-        responses: windows of ids by subscriber, beyond which no response is kept: also where the inbox rotates.
+            removed for subscribers without one. None: only count.
+        responses: windows of ids by subscriber, beyond which no response is kept, even if the inbox rotates.
     """
     every = None if kept.responses is None else kept.responses.total_seconds()
     if every is not None or responses:
@@ -153,7 +153,7 @@ def cursor_tasks(
 
 
 def _of_cursors(windows: Iterable[float]) -> tuple[float, ...]:
-    """Return the windows that have cursors: each, or a few of them and the longest."""
+    """Return the windows that get a cursor: all, or a few of them including the longest."""
     every = sorted(set(windows))
     count = min(len(every), CURSORS)
     return tuple(every[(number + 1) * len(every) // count - 1] for number in range(count))

@@ -1,8 +1,8 @@
-"""A maintainer's transactions: bounded, paced, and only while it has the right to work.
+"""A maintainer's transactions: bounded, paced, and run only while it has the right to work.
 
-Of any number of maintainers one works at a time. The right to do so is a row with an end, by the database's clock; it
-is renewed in every transaction that does a bit of work. So one that was frozen, or cut off, cannot go on after another
-one took over::
+Of any number of maintainers, one works at a time. The right to work is a row with an expiry time, by the database's
+clock. Every transaction that does some work renews it. So a maintainer that was frozen or cut off cannot go on after
+another one took over::
 
     A  renews ── deletes … frozen        the server ends its transaction after IDLE_SECONDS
     B            waits for A's row ──────┘ takes over, if the lease has run out
@@ -10,7 +10,7 @@ one took over::
     B                                      takes over
     A                                             renews: not its own any more; nothing is done
 
-No session lock is held, so a pooler in transaction mode may be between.
+No session lock is held, so a pooler in transaction mode may be in between.
 """
 
 import json
@@ -37,29 +37,27 @@ __all__ = ["LEASE_SECONDS", "LeaseGone", "MaintenanceStatements", "MaintenanceTr
 T = TypeVar("T")
 
 LEASE_SECONDS = 30.0
-"""After the last transaction of a maintainer that was killed, another one waits for so long."""
+"""How long another maintainer waits after the last transaction of one that was killed."""
 
 IDLE_SECONDS = 15
-"""After so long the server ends a transaction whose maintainer is silent."""
+"""After this time the server ends a transaction whose maintainer is silent."""
 
 LOCK_MS = 1_000
 """How long one transaction waits for locks."""
 
 STATEMENT_MS = 10_000
-"""How long a statement may take that cannot be made smaller."""
+"""Timeout of a statement that cannot be made smaller."""
 
 SAVED_SECONDS = 10.0
-"""The budget of so many seconds is saved up while there is nothing to do: a small round is over at once."""
+"""How many seconds' budget may be saved up while there is nothing to do, so that a small round ends at once."""
 
 RUNS = 5
-"""How often a transaction is run that meets a deadlock, a serialization failure or a lock."""
+"""How often a transaction is run if it meets a deadlock, a serialization failure or a lock."""
 
 AGAIN = Backoff(first_seconds=0.1, longest_seconds=2.0)
 
 
 class MaintenanceStatements(SqlFile, file="maintenance.sql"):
-    """The statements of ``maintenance.sql``."""
-
     acquire: str
     renew: str
     release: str
@@ -78,7 +76,7 @@ class MaintenanceStatements(SqlFile, file="maintenance.sql"):
 
 
 class LeaseGone(Exception):
-    """Another maintainer has taken over; nothing of this transaction is done."""
+    """Another maintainer has taken over; this transaction did nothing."""
 
 
 class MaintenanceTransactions:
@@ -92,13 +90,13 @@ class MaintenanceTransactions:
         budget_ms_per_second: float,
         wait: Callable[[float], bool | None] = time.sleep,
     ) -> None:
-        """Name the database, and how much of the time is for work.
+        """Store the database, and how much of the time is for work.
 
         Args:
             engine: where transactions are opened.
             statements: of the tables' schema and prefix.
             budget_ms_per_second: milliseconds of each second that transactions may take; 1,000 is no limit.
-            wait: pauses for so many seconds; returns whether the maintainer is to stop.
+            wait: pauses for this many seconds; returns whether the maintainer is to stop.
         """
         self.owner = f"{host_name()} {os.getpid()} {uuid.uuid4().hex[:8]}"
         self._engine = engine
@@ -116,7 +114,7 @@ class MaintenanceTransactions:
                 found = connection.exec_driver_sql(self._sql.acquire, self._lease)
                 return found.one_or_none() is not None
         except DBAPIError as error:
-            if sqlstate(error) == LOCK_NOT_AVAILABLE:  # it works this very moment
+            if sqlstate(error) == LOCK_NOT_AVAILABLE:  # it is working at this very moment
                 return False
             raise
 
@@ -130,9 +128,9 @@ class MaintenanceTransactions:
         """Run work in a transaction, and pause afterwards if the budget is used up.
 
         Args:
-            work: one or a few short statements; run again after a deadlock, a serialization failure, or a wait for a
-                lock that took too long.
-            statement_ms: how long one statement may take, in milliseconds.
+            work: one or a few short statements; run again after a deadlock, a serialization failure, or too long a wait
+                for a lock.
+            statement_ms: timeout of one statement, in milliseconds.
 
         Raises:
             LeaseGone: another maintainer has taken over.
@@ -163,28 +161,28 @@ class MaintenanceTransactions:
             return work(connection)
 
     def progress(self, connection: Connection, task: str, removed: int, detail: Mapping[str, Any]) -> None:
-        """Note what a task has done, in the transaction of its work."""
+        """Record what a task has done, in the transaction of its work."""
         noted = {"task": task, "owner": self.owner, "removed": removed, "detail": json.dumps(detail)}
         connection.exec_driver_sql(self._sql.progress, noted)
 
     def finish(self, task: str, seconds: float, detail: Mapping[str, Any] | None = None) -> None:
-        """Note that a task has run."""
+        """Record that a task has run."""
         noted = {"task": task, "owner": self.owner, "seconds": seconds, "detail": json.dumps(detail or {})}
         self.run(lambda connection: connection.exec_driver_sql(self._sql.finish_task, noted))
 
     def fail(self, task: str, error: str) -> None:
-        """Note why a task was not done."""
+        """Record why a task was not done."""
         noted = {"task": task, "owner": self.owner, "error": error}
         self.run(lambda connection: connection.exec_driver_sql(self._sql.fail_task, noted))
 
     def read(self, task: str) -> tuple[dict[str, Any], float | None]:
-        """Return a task's detail, and the seconds since it ran; None if it never did."""
+        """Return a task's detail, and the seconds since it last ran; None if it never did."""
         with short_transaction(self._engine) as connection:
             row = connection.exec_driver_sql(self._sql.read_task, {"task": task}).one_or_none()
         return ({}, None) if row is None else (dict(row.detail), row.seconds)
 
     def pause(self, seconds: float) -> None:
-        """Wait for so many seconds, or until the maintainer is to stop."""
+        """Wait for this many seconds, or until the maintainer is to stop."""
         self._wait(seconds)
 
     @property

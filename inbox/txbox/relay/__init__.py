@@ -1,4 +1,4 @@
-"""The relay sends what the outbox holds.
+"""Send the outbox's messages to their brokers.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The async publishers of a relay: entered, called and left in one event loop, which has a thread of its own."""
+"""The async publishers of a relay: entered, called and left in one event loop with its own thread."""
 
 import asyncio
 import logging
@@ -17,64 +17,64 @@ from txbox.relay.publisher import AsyncPublisher
 CoroutineFunction = Callable[[], Coroutine[Any, Any, None]]
 
 END_SECONDS = 5.0
-"""How long what was cancelled may go on when the loop ends; it is then left where it is."""
+"""How long cancelled coroutines may keep running when the loop ends; after that they are abandoned."""
 
 ENTER_SECONDS = 1.0
-"""So long the first calls of a publisher wait until it is entered. Later ones fail at once, and leave others room."""
+"""How long a publisher's first calls wait until it is entered. Later calls fail at once and make room for others."""
 
 LEAVE_SECONDS = 5.0
-"""How long leaving a publisher may take, at a stop; it is then cancelled."""
+"""How long leaving a publisher may take at a stop before it is cancelled."""
 
 ENTER_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
-"""Until a publisher that could not be entered is tried again."""
+"""The delay before entering a publisher is tried again."""
 
 
 class EventLoop:
     """Runs coroutines until it is closed. Other threads start and cancel them."""
 
     def __init__(self, publishers: Sequence[AsyncPublisher], *, enter_seconds: float) -> None:
-        """Take the publishers; those that are async context managers are entered in the loop, and left at its end.
+        """Take the publishers; the loop enters those that are async context managers, and leaves them at its end.
 
         ``enter_seconds``: how long one try to enter a publisher may take.
         """
         self._publishers = publishers
         self._enter_seconds = enter_seconds
-        self._entries: dict[int, PublisherEntry] = {}  # by the id of the publisher, which may be of several kinds
+        self._entries: dict[int, PublisherEntry] = {}  # by the publisher's id; one publisher may serve several kinds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
-        self._tasks: dict[asyncio.Task[None], Callable[[], object]] = {}  # with what is called at the end of each
-        self._left: set[asyncio.Task[Any]] = set()  # kept: the end of their memory would run what ends them
+        self._tasks: dict[asyncio.Task[None], Callable[[], object]] = {}  # each with its end callback
+        self._left: set[asyncio.Task[Any]] = set()  # keep them: garbage collection would run their finally blocks
         self._waiting: deque[tuple[CoroutineFunction, Callable[[], object]]] = deque()
         self._closed = False
         self._ready = threading.Event()
 
     def run(self) -> None:
-        """Run until ``close``. Raises what a publisher raises that cannot be left, or that ends the loop."""
+        """Run until ``close``. Raise what a publisher raises that cannot be left, or that ends the loop."""
         try:
-            loop = asyncio.new_event_loop()  # it may fail, and leave a coroutine behind that nothing awaits
+            loop = asyncio.new_event_loop()  # may fail, and must leave no coroutine behind that nothing awaits
             try:
                 loop.run_until_complete(self._main())
             finally:
-                self._ready.clear()  # before coroutines are cancelled, and others are to take their place
+                self._ready.clear()  # before coroutines are cancelled and others try to replace them
                 self._end_loop(loop)
         finally:
             self._end_waiting()
 
     @property
     def is_ready(self) -> bool:
-        """Whether coroutines can be started: not before it has begun, nor after it has failed."""
+        """Whether coroutines can be started: from the loop's start until it ends or fails."""
         return self._ready.is_set()
 
     async def wait_entered(self, publisher: AsyncPublisher) -> None:
-        """Return if a publisher can be called. Raises ``BrokerError`` if it is to be entered, and is not."""
+        """Return once a publisher may be called. Raise ``BrokerError`` if it must be entered and is not."""
         if (entry := self._entries.get(id(publisher))) is not None:
             await entry.wait()
 
     def start(self, functions: Iterable[tuple[CoroutineFunction, Callable[[], object]]]) -> None:
         """Start coroutines, in their order.
 
-        With each comes what is called once it has ended, even if it was cancelled before its first step, or the loop
-        has failed before.
+        Each comes with a callback that runs once it has ended, even if it was cancelled before its first step or the
+        loop had already failed.
         """
         self._waiting.extend(functions)
         self._call(self._start_waiting)
@@ -86,7 +86,7 @@ class EventLoop:
         self._call(self._cancel)
 
     def close(self) -> None:
-        """End the loop, once no coroutine is left."""
+        """End the loop once no coroutine is left."""
         self._closed = True
         self._call(self._end)
 
@@ -104,20 +104,20 @@ class EventLoop:
         self._closing = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._ready.set()
-        self._start_waiting()  # what came between two runs
+        self._start_waiting()  # what arrived between two runs
         if self._closed:
             self._end()
         await self._closing.wait()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        # In a group, one that raises would cancel the others.
+        # In a TaskGroup, one that raises would cancel the others.
         for error in await asyncio.gather(*[entry.leave() for entry in self._entries.values()], return_exceptions=True):
             if error is not None:
                 raise error
 
     def _start_waiting(self) -> None:
         if not self._ready.is_set():
-            return  # the loop only ends what it has begun
+            return  # a loop that is ending starts nothing new
         for function, on_end in self._take_waiting():
             task = asyncio.create_task(function())
             self._tasks[task] = on_end
@@ -145,9 +145,9 @@ class EventLoop:
             self._closing.set()
 
     def _end_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel what is left, and close the loop, in bounded time: ``asyncio.Runner`` would wait for every coroutine.
+        """Cancel what is left and close the loop in bounded time; ``asyncio.Runner`` would wait for every coroutine.
 
-        What does not end is never run again: with its loop, it stands still.
+        A coroutine that does not end never runs again, because its loop is closed.
         """
         deadline = time.monotonic() + END_SECONDS
         cancelled: set[asyncio.Task[Any]] = set()
@@ -166,22 +166,22 @@ class EventLoop:
             self._ended(task)
         if not left:
             _run(loop, asyncio.wait([loop.create_task(loop.shutdown_asyncgens())], timeout=END_SECONDS))
-        loop.close()  # which waits for no thread of a call that was cancelled
+        loop.close()  # this does not wait for threads of cancelled calls
 
 
 def _run(loop: asyncio.AbstractEventLoop, waiting: Coroutine[Any, Any, object]) -> None:
-    with suppress(BaseException):  # a coroutine of the host's may end the loop again
+    with suppress(BaseException):  # a coroutine of the host's may stop the loop again
         loop.run_until_complete(waiting)
 
 
 def _name(task: asyncio.Task[Any]) -> str:
-    """Return what one of ours is for, by its name; of others, what they run."""
+    """Return the name of one of our tasks; for any other, what it runs."""
     name = task.get_name()
     return getattr(task.get_coro(), "__qualname__", name) if name.startswith("Task-") else name
 
 
 class PublisherEntry:
-    """Enters one publisher, as often as it takes, beside the calls of all others. Made in the event loop."""
+    """Enters one publisher, retrying as often as needed while the others are called. Made in the event loop."""
 
     def __init__(self, publisher: AbstractAsyncContextManager[object], *, try_seconds: float) -> None:
         """Take the publisher, and how long one try to enter it may take before it is cancelled."""
@@ -195,7 +195,7 @@ class PublisherEntry:
         self._task = asyncio.create_task(self._live(), name=f"__aenter__ of publisher {self._name}")
 
     async def wait(self) -> None:
-        """Return if the publisher is entered. Raises ``BrokerError`` if it cannot be, or takes its time."""
+        """Return if the publisher is entered. Raise ``BrokerError`` if entering fails or takes too long."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._calls_wait_until):
                 await self._tried.wait()
@@ -203,9 +203,9 @@ class PublisherEntry:
             raise BrokerError(f"its publisher is not entered: {self._failure}")
 
     async def leave(self) -> None:
-        """Leave the publisher, or give up entering it; the loop's end cancels it if that takes its time.
+        """Leave the publisher, or stop trying to enter it. If that takes too long, the loop's end cancels it.
 
-        Raises what leaving it raises.
+        Raises what leaving the publisher raises.
         """
         self._leaving.set()
         if self._failure is not None:
@@ -217,7 +217,7 @@ class PublisherEntry:
             self._task.result()
 
     async def _live(self) -> None:
-        # A client may insist that one task enters and leaves it.
+        # A client may require that the same task enters and leaves it.
         async with AsyncExitStack() as stack:
             await self._enter(stack)
             self._failure = None
@@ -234,7 +234,7 @@ class PublisherEntry:
                 async with asyncio.timeout(self._try_seconds):
                     await stack.enter_async_context(self._publisher)
                 return
-            except GeneratorExit:  # its loop has ended before
+            except GeneratorExit:  # its loop has already ended
                 raise
             except BaseException as error:  # it is the host's code; SystemExit would end the loop
                 task = asyncio.current_task()
@@ -244,7 +244,7 @@ class PublisherEntry:
                 self._failure = describe(error)
                 if isinstance(error, TimeoutError) and not str(error):
                     self._failure = f"its __aenter__ has not returned for {self._try_seconds:g} s"
-            if self._leaving.is_set():  # it has made another error of its cancellation
+            if self._leaving.is_set():  # it turned its cancellation into another error
                 raise asyncio.CancelledError
             self._tried.set()
             pause = ENTER_BACKOFF.seconds(failures)

@@ -6,9 +6,9 @@
         ↑                                             ↑                             │ Dispatcher ──→ AsyncPublisher
         └────────────── results ──────────── settle, and release the lanes ←────────┘ one after the other, as they end
 
-A delivery ends by itself, so one that hangs delays no other: it has its lanes, and nothing else. All that end while one
-transaction settles are settled together by the next; ``ClaimSettler`` keeps what could not be. Nothing here waits for
-the loop, and the loop waits for nothing here but a check of the claims, after a time in which this process did not run.
+Each delivery ends by itself and holds only its own lanes, so one that hangs delays no other. All that end during one
+settling transaction are settled together by the next; ``ClaimSettler`` keeps those that could not be settled. Nothing
+here waits for the loop. The loop waits only for a check of the claims, after this process did not run for a while.
 """
 
 import asyncio
@@ -38,39 +38,40 @@ CONCURRENCY = 500
 """Claims at once; each has one call of a publisher under way."""
 
 CLAIM_MESSAGES = 50
-"""Messages of a claim, at most: what is sent again, of a destination, if the relay is killed."""
+"""Most messages per claim: what is sent again, per destination, if the relay is killed."""
 
 CLAIM_SECONDS = (1.0, 3.0)
-"""After a time between these, not all at once, a claim makes no further call, and is settled as its last one ends."""
+"""Range of the time, in seconds, after which a claim makes no further call and is settled when its last call ends.
+Random, so that claims do not end together."""
 
 MOST_LANES = 2_000
-"""Claimed at once. Each is a lock of Postgres's, which has some more than 6,400 for all its sessions by default."""
+"""Most lanes claimed at once. Each is a lock of Postgres, which by default has a few over 6,400 for all sessions."""
 
 FEWER_SECONDS = 120.0
-"""For so long after the server's table of locks was full, half as many lanes are claimed; then twice as many again."""
+"""After the server's lock table was full, half as many lanes are claimed for this time; then twice as many again."""
 
 MOST_BATCH_BYTES = 4
-"""As many times the bytes of a batch are in the hands of all deliveries, before nothing more is read."""
+"""Nothing more is read while the deliveries hold this many times the bytes of a batch."""
 
 SESSION_SECONDS = 60.0
-"""After which another session claims, so that no transaction grows old; this one ends with its last claim."""
+"""After this time another session claims, so that no transaction grows old; the old one ends with its last claim."""
 
 MOST_SESSIONS = 2
-"""Sessions that have claims. While the older one has some, the other one goes on, however old it is."""
+"""Most sessions that have claims. While the older one has some, the newer one goes on, however old it is."""
 
 CHECKED_SECONDS = 0.02
-"""Between looks of the loop whether a claim was checked, after a time in which this process did not run."""
+"""Pause between the loop's looks for a check of the claim, after this process did not run for a while."""
 
 READY_SECONDS = 0.1
-"""Between looks whether the loop has begun; nothing is claimed before."""
+"""Pause between looks whether the loop has begun; nothing is claimed before."""
 
 
 class ClaimLost(Exception):
-    """Other relays may have what a delivery was to send."""
+    """Other relays may have taken what a delivery was to send."""
 
 
 class AsyncSender:
-    """Sends the messages of destinations that have an async publisher. ``run`` is for one thread."""
+    """Sends messages to destinations with an async publisher. One thread calls ``run``."""
 
     def __init__(
         self,
@@ -88,10 +89,10 @@ class AsyncSender:
         on_failure: Callable[[BaseException, float], None],
         wait: Callable[[float], object],
     ) -> None:
-        """Take what it works with.
+        """Store the collaborators.
 
-        ``report`` gets what has come of a claim; ``on_failure`` an error of the database, and for how many seconds
-        nothing is sent after it. ``wait`` waits so long, or until a stop.
+        ``report`` gets the result of a claim. ``on_failure`` gets a database error and for how many seconds nothing is
+        sent after it. ``wait`` waits for that many seconds, or until a stop.
         """
         self._engine = engine
         self._statements = statements
@@ -112,24 +113,24 @@ class AsyncSender:
             check_claims=self._check_sessions,
             on_failure=on_failure,
         )
-        self._sessions: list[ClaimSession] = []  # the last one claims; those before it end with their claims
-        self._asked = -math.inf  # when the pool had no session to give
+        self._sessions: list[ClaimSession] = []  # the last one claims; earlier ones end with their claims
+        self._asked = -math.inf  # when the pool last had no connection to give
         self._taken: list[Claim] = []  # not read yet
         self._deliveries: set[SendingClaim] = set()
         self._bytes = 0
         self._fewer_lanes, self._full_at = MOST_LANES, 0.0
-        self._ended: deque[SendingClaim] = deque()  # the loop has done with them
-        self._stuck: deque[SendingClaim] = deque()  # their coroutine goes on although it was cancelled
+        self._ended: deque[SendingClaim] = deque()  # the loop has finished with them
+        self._stuck: deque[SendingClaim] = deque()  # their coroutine keeps running although it was cancelled
         self._time_is_over = False
 
     def run(self) -> None:
-        """Send until the scheduler is closed, and what was begun is settled."""
+        """Send until the scheduler is closed and everything begun is settled."""
         failures = 0
         while not self._scheduler.closed or self._deliveries:
             try:
                 self._work()
                 failures = 0
-            except BaseException as error:  # noqa: BLE001 - everything is as it was before, and is done again
+            except BaseException as error:  # noqa: BLE001 - nothing has changed, and the work is tried again
                 if sqlstate(error) == OUT_OF_MEMORY:
                     self._claim_fewer()
                 self._lose_all()
@@ -144,7 +145,7 @@ class AsyncSender:
         self._loop.close()
 
     def cancel(self) -> None:
-        """End a stop whose time is over. May be called by any thread.
+        """Cut short a stop whose time is over. Any thread may call this.
 
         Calls under way are cancelled: what was not confirmed counts as not sent. What could not be settled is tried
         once more.
@@ -186,12 +187,12 @@ class AsyncSender:
 
     @property
     def _may_try(self) -> bool:
-        """Whether one claim is to show that settlements are refused still, as nothing else is left to show it."""
+        """Whether one claim may test if settlements are still refused, because nothing else is left to show it."""
         return self._settler.answers and not self._has_claims
 
     @property
     def _has_claims(self) -> bool:
-        """Whether something is under way that can still be settled; what is lost may go on for ever."""
+        """Whether anything under way can still be settled; a lost delivery may run for ever."""
         return any(not delivery.lost for delivery in self._deliveries)
 
     @property
@@ -199,12 +200,12 @@ class AsyncSender:
         return sum(len(session.lanes) for session in self._sessions)
 
     def _claim_fewer(self) -> None:
-        """Claim fewer lanes than it just has tried to; else the same would be lost, and sent again, again and again."""
+        """Claim fewer lanes than the try that failed, or the same lanes would be lost and sent again, over and over."""
         tried = self._claimed_lanes + sum(len(claim.lanes) for claim in self._taken)
         self._fewer_lanes, self._full_at = max(tried // 2, FEW_LANES), time.monotonic()
 
     def _seconds(self) -> float:
-        """Return after how many seconds there is something to do, whatever happens."""
+        """Return the seconds until there is something to do, whatever happens."""
         checks = (session.checked_at + self._check_seconds for session in self._sessions)
         seconds = max(min([self._settler.next_try, *checks]) - time.monotonic(), 0.0)
         return seconds if self._loop.is_ready else min(seconds, READY_SECONDS)
@@ -212,8 +213,8 @@ class AsyncSender:
     # --- claims ------------------------------------------------------------------------------------------------------
 
     def _begin(self, claims: Sequence[Claim]) -> None:
-        """Claim and read, in one round trip for all of them, and start their deliveries."""
-        if not self._has_claims:  # else it has one; and if that was lost, what is under way is not to be lost for it
+        """Claim and read for all of them in one round trip, and start their deliveries."""
+        if not self._has_claims:  # otherwise it has one; a lost one must not cost what is under way
             self._settler.open()
         session, result = self._session(), ClaimResult()
         merged = Claim(
@@ -240,14 +241,14 @@ class AsyncSender:
             elif not self._dispatcher.all_async and not self._dispatcher.is_async(found):
                 others.append((claim, ClaimResult(fresh=dict(claim.fresh), due=set(claim.due), is_async=False)))
             else:
-                # Keys that have come due may be all of one destination.
+                # Keys that have come due may all belong to one destination.
                 self._sender.leave(found[self._claim_messages :], own)
                 del found[self._claim_messages :]
                 own.is_async = True
                 size = sum(len(row.message.body) for row in found)
                 started.append(SendingClaim(claim, session, found, held, own, size))
         self._deliveries.update(started)
-        self._taken = [claim for claim, _ in others]  # if what follows fails, each claim is given back once
+        self._taken = [claim for claim, _ in others]  # if what follows fails, each claim is given back only once
         self._bytes += sum(delivery.size for delivery in started)
         self._loop.start((partial(self._deliver, delivery), partial(self._end, delivery)) for delivery in started)
         session.release(lane for claim, _ in others for lane in claim.lanes)
@@ -255,25 +256,25 @@ class AsyncSender:
             self._scheduler.finish(claim, own)
 
     def _session(self) -> ClaimSession:
-        """Return the session that claims: if it is old, a new one, if that can be had."""
+        """Return the session that claims: if it is old, a new one, if the pool has one."""
         sessions, now = self._sessions, time.monotonic()
         if sessions and (
             len(sessions) == MOST_SESSIONS or now <= max(sessions[-1].began, self._asked) + SESSION_SECONDS
         ):
             return sessions[-1]
-        self._check_sessions()  # nobody looks after them while the pool is waited for
+        self._check_sessions()  # nothing checks them while we wait for the pool
         try:
             sessions.append(ClaimSession(self._engine, self._statements, self._sender))
         except Exception as error:
             if not sessions:
                 raise
-            # The pool has none to give, and what is under way is not to be sent again for that.
+            # The pool has none to give; that is no reason to lose what is under way and send it again.
             _log.warning("a session older than %g s claims, as there is no other: %s", SESSION_SECONDS, text_of(error))
             self._asked = time.monotonic()
         return sessions[-1]
 
     def _keep_sessions(self) -> None:
-        """End sessions that have no claim, and see that the others are there: the server ends one that is silent."""
+        """End sessions without a claim, and check the others: the server ends a silent one."""
         for session in list(self._sessions):
             if not session.lanes:
                 self._sessions.remove(session)
@@ -288,7 +289,7 @@ class AsyncSender:
             session.check()
 
     def _lose_all(self) -> None:
-        """Let go of everything, and have the loop stop sending it: the whole outbox is read again."""
+        """Give everything up and stop the loop from sending it: the whole outbox is read again."""
         for session in self._sessions:
             session.abandon()
         self._sessions = []
@@ -311,13 +312,13 @@ class AsyncSender:
                 delivery.dispatched,
                 check_claim=partial(self._stands, delivery),
                 wait_entered=self._loop.wait_entered,
-                # A new destination has one call first: others wait for theirs.
+                # A new destination gets one call first; others wait for their first.
                 seconds=random.uniform(*CLAIM_SECONDS) if delivery.claim.answered else 0.0,  # noqa: S311 - no secret
                 on_stuck=partial(self._on_stuck, delivery),
             )
         except (asyncio.CancelledError, ClaimLost):
             pass  # what was confirmed before is settled, if it still can be
-        except Exception as error:  # noqa: BLE001 - not a publisher's: at worst, it comes again at once, and for ever
+        except Exception as error:  # noqa: BLE001 - not a publisher's: raising might repeat it at once, for ever
             delivery.dispatched.outage = BrokerError(f"an unexpected error: {text_of(error)}")
 
     def _end(self, delivery: SendingClaim) -> None:
@@ -325,7 +326,7 @@ class AsyncSender:
         self._scheduler.wake()
 
     async def _stands(self, delivery: SendingClaim) -> None:
-        """Wait until the claim was checked of late: this process may have been stopped for an hour."""
+        """Wait until the claim was checked recently: this process may have been stopped for an hour."""
         while not delivery.lost and time.monotonic() - delivery.session.checked_at > 2 * self._check_seconds:
             self._scheduler.wake()
             await asyncio.sleep(CHECKED_SECONDS)
@@ -339,7 +340,7 @@ class AsyncSender:
     # --- settling ----------------------------------------------------------------------------------------------------
 
     def _settle(self, ended: Sequence[SendingClaim]) -> None:
-        """Settle what has ended, release its lanes, and give the claims back."""
+        """Settle the deliveries that have ended, release their lanes, and give the claims back."""
         if self._scheduler.closed:
             self._settler.hurry()
         settled = self._settler.settle(ended, last_try=self._time_is_over)
@@ -353,7 +354,7 @@ class AsyncSender:
             self._scheduler.fail(delivery.claim)
 
     def _finish_lost(self, delivery: SendingClaim) -> None:
-        """Give back a claim whose coroutine has ended at last."""
+        """Give back a lost claim once its coroutine has ended."""
         claim, dispatched = delivery.claim, delivery.dispatched
         result = ClaimResult(fresh=dict(claim.fresh), due=set(claim.due), outage=dispatched.outage, is_async=True)
         result.destination = delivery.rows[0].message.destination

@@ -1,9 +1,10 @@
-"""The settler: commits what has come of deliveries, and tries again while their claims stand.
+"""The settler: commits the results of deliveries, and retries while their claims hold.
 
-What was sent and could not be settled would be sent again, so it is not let go of at the first failure. Either the
-database refuses this one settlement (a trigger, a lock, a deadlock): then it alone waits. Or nothing can be settled (no
-connection, a server that is read-only, a right that is missing): then all wait, and the sender claims nothing, for it
-would send that as often. That is so when an empty transaction fails, or one destination after the other is refused.
+A message that was sent but not settled is sent again, so the settler does not give up at the first failure. Either the
+database refuses one settlement (a trigger, a lock, a deadlock): then only that one waits. Or nothing can be settled (no
+connection, a read-only server, a missing right): then all wait, and the sender claims nothing, because it would send
+every message again and again. The settler assumes the second if an empty transaction fails, or if the settlements of
+several destinations are refused in succession.
 """
 
 import math
@@ -25,24 +26,22 @@ from txbox.relay.sender import ClaimResult, Sender, check_server
 from txbox.relay.settlement import BatchSettlement
 
 LOCK_SECONDS = 1.0
-"""How long a settlement waits for a row that another session has locked, at most; all others wait behind it."""
+"""The longest that a settlement waits for a locked row; all others wait behind it."""
 
 IDLE_SECONDS = 1.0
-"""After which it is asked whether the connection for settlements is there still."""
+"""Idle time after which the settler checks that its connection still works."""
 
 MOST_REFUSED = 3
-"""Destinations whose settlements are refused, one after the other, before it is taken for a refusal of all."""
+"""Destinations refused in succession before the settler assumes that every settlement is refused."""
 
 
 class SettledClaims(NamedTuple):
-    """What has become of deliveries."""
-
     done: Sequence[SendingClaim]
-    given_up: Sequence[SendingClaim]  # they could not be settled for too long
+    given_up: Sequence[SendingClaim]  # they could not be settled in time
 
 
 class ClaimSettler:
-    """Settles deliveries, by transactions of its own on one connection. Not thread-safe."""
+    """Settles deliveries in its own transactions on one connection. Not thread-safe."""
 
     def __init__(
         self,
@@ -53,29 +52,29 @@ class ClaimSettler:
         check_claims: Callable[[], object],
         on_failure: Callable[[BaseException, float], None],
     ) -> None:
-        """Take what it works with.
+        """Store the collaborators.
 
-        ``hold_seconds``: how long a delivery that cannot be settled is held. ``check_claims`` raises if the claims may
-        be lost. ``on_failure`` gets an error of the database, and after how many seconds it is tried again.
+        ``hold_seconds``: how long a delivery that cannot be settled is kept. ``check_claims`` raises if the claims may
+        be lost. ``on_failure`` gets a database error and the seconds until the next try.
         """
         self._engine = engine
         self._sender = sender
         self._hold_seconds = hold_seconds
-        # Well before the server ends the sessions of the claims, which are not checked meanwhile.
+        # Well before the server ends the sessions of the claims, which are not checked during the wait.
         milliseconds = round(min(LOCK_SECONDS, hold_seconds / 4) * 1000)
         self._bound = Statement.of(SERVER.bound_wait).with_values(lock_timeout=f"{milliseconds}ms")
         self._check_claims = check_claims
         self._on_failure = on_failure
         self._waiting: list[SendingClaim] = []
-        self._outages = 0  # tries since a transaction could be committed
-        self._refused: set[str] = set()  # destinations that were refused since one was settled
+        self._outages = 0  # tries since a transaction last committed
+        self._refused: set[str] = set()  # destinations refused since one was settled
         self._try_at = -math.inf
         self._hurries = False
         self._connection: Connection | None = None
         self._used_at = 0.0
 
     def open(self) -> None:
-        """Take a connection, and keep it, so that what is sent can be settled though a pool has no other to give."""
+        """Take a connection and keep it, so that sent messages can be settled even if the pool has no other to give."""
         if self._connection is not None and self._is_lost(self._connection):
             self.close()
         if self._connection is None:
@@ -83,23 +82,23 @@ class ClaimSettler:
             self._used_at = time.monotonic()
 
     def _is_lost(self, connection: Connection) -> bool:
-        """Return whether a connection has ended: a server or a network may end one that was idle for a while."""
+        """Return whether a connection has ended: a server or network may end one that was idle for a while."""
         if not connection.invalidated and time.monotonic() - self._used_at > IDLE_SECONDS:
             try:
-                # What a rollback has discarded (DEALLOCATE ALL) is not to look like a lost connection.
+                # A rollback may have discarded prepared statements (DEALLOCATE ALL): no lost connection.
                 run_steps(connection, [Step(Statement.of(SERVER.backend_pid, has_plan=False))])
-            except Exception:  # noqa: BLE001 - another one says what is wrong, if that is not all
+            except Exception:  # noqa: BLE001 - the next connection shows what else is wrong, if anything
                 connection.invalidate()
         return connection.invalidated
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Return the connection to the pool."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def hurry(self) -> None:
-        """Try again at once, and then often: a stop has begun, whose time is short."""
+        """Retry at once, and then often: a stop has begun, and its time is short."""
         if not self._hurries:
             self._hurries = True
             self._try_at = -math.inf
@@ -108,23 +107,23 @@ class ClaimSettler:
 
     @property
     def works(self) -> bool:
-        """Whether something could be settled, as far as is known."""
+        """Whether settling works, as far as is known."""
         return self._outages == 0 and len(self._refused) < MOST_REFUSED
 
     @property
     def answers(self) -> bool:
-        """Whether a transaction could be committed, as far as is known, be it without a settlement."""
+        """Whether transactions can be committed, as far as is known, even empty ones."""
         return self._outages == 0
 
     @property
     def next_try(self) -> float:
-        """When something is to be tried again, by ``time.monotonic``; infinity: nothing is."""
+        """When to retry, by ``time.monotonic``; infinity if there is nothing to retry."""
         if self._outages:
             return self._try_at
         return min((delivery.settle_at for delivery in self._waiting), default=math.inf)
 
     def settle(self, ended: Sequence[SendingClaim], *, last_try: bool) -> SettledClaims:
-        """Settle what has ended, and what could not be settled before; ``last_try``: nothing is tried again.
+        """Settle what has ended and what could not be settled before; after ``last_try``, nothing is retried.
 
         Raises what ``check_claims`` raises.
         """
@@ -149,11 +148,11 @@ class ClaimSettler:
         """Commit settlements, together or else one by one; return those that are committed."""
         try:
             self._commit(deliveries)
-        except Exception as error:  # noqa: BLE001 - it is the driver's, or of a listener of the host's
+        except Exception as error:  # noqa: BLE001 - it comes from the driver or a listener of the host's
             self._outages += 1
             pause = self._pause(self._outages)
             self._try_at = time.monotonic() + pause
-            self._check_claims()  # it may not be the settlement's fault
+            self._check_claims()  # the claims may be lost, not the settlement at fault
             if not deliveries or not self._can_settle():
                 self._on_failure(error, pause)
                 return []
@@ -173,7 +172,7 @@ class ClaimSettler:
         return deliveries
 
     def _committed_singly(self, deliveries: Sequence[SendingClaim]) -> Sequence[SendingClaim]:
-        """Commit settlements one by one; once it looks as if all were refused, one more shows whether that goes on."""
+        """Commit settlements one by one. Once all seem to be refused, try just one more to see whether that goes on."""
         done: list[SendingClaim] = []
         for number, delivery in enumerate(deliveries):
             if self._outages:
@@ -198,8 +197,8 @@ class ClaimSettler:
         self._outages, self._try_at = 0, -math.inf
 
     def _commit(self, deliveries: Sequence[SendingClaim]) -> None:
-        """Settle deliveries in one transaction; without any, see whether that could be done."""
-        self.open()  # before the claims are checked: it may take long
+        """Settle deliveries in one transaction; without any, test whether one can commit."""
+        self.open()  # before the claims are checked, because it may take long
         every = ClaimResult(settlement=BatchSettlement.merged(delivery.result.settlement for delivery in deliveries))
         if every.settlement.again or every.settlement.behind or every.settlement.dead:
             # If another relay has sent a refused message meanwhile, what is held behind it would wait for a repair.
@@ -208,9 +207,9 @@ class ClaimSettler:
             _, answer = begin_with(connection, self._bound, self._sender.claim_step(connection))
             server, _ = self._sender.claimed(connection, answer)
             if any(server not in delivery.session.servers for delivery in deliveries):
-                self._check_claims()  # finds what the servers of the claims are by now
+                self._check_claims()  # finds out what the servers of the claims are by now
             for delivery in deliveries:
-                # One that has taken long may be of an earlier server.
+                # A slow one may belong to an earlier server.
                 same = delivery.session.servers
                 check_server(delivery.claim.server, {server} | (same if server in same else set()))
             self._sender.settle(connection, cursor, every)
@@ -219,7 +218,7 @@ class ClaimSettler:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """As ``short_transaction``, on the connection that is open."""
+        """Like ``short_transaction``, on the open connection."""
         assert self._connection is not None  # noqa: S101 - for the type checker
         try:
             with self._connection.begin():

@@ -1,4 +1,4 @@
-"""A session that claims the lanes of many destinations, lets go of each by itself, and what it has in delivery."""
+"""A session that claims the lanes of many destinations and releases each by itself, and the claims it is sending."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -17,20 +17,20 @@ from txbox.relay.settlement import FailedKey, Row
 
 
 class ClaimSession:
-    """Claims lanes and reads them, in one transaction that writes nothing. Not thread-safe.
+    """Claims lanes and reads them in one transaction that writes nothing. Not thread-safe.
 
-    A sender's transaction ends with its one destination. That of hundreds would end with the slowest of them; so the
-    locks are those of the session, which can be released one by one, and what was sent is settled by another
-    transaction, before its lane is released. The transaction keeps a pooler from giving the session to others, and what
-    it reads from being locked for longer than it reads.
+    A sender's transaction ends with its one destination. A transaction for hundreds would end with the slowest. So this
+    session takes session locks, which it can release one by one. Another transaction settles what was sent before its
+    lane is released. The open transaction keeps a pooler from giving the session to others. It keeps locks on the
+    tables it reads for no longer than the read.
 
-    If the session ends, however it ends, its locks are gone, and other relays send what it had. What is settled after
-    that does no harm: what was sent is deleted, once; a key that is held is held once more. No message of a key is sent
-    before the one before it is gone from the table, or held.
+    However the session ends, its locks go with it and other relays send what it had claimed. Settling after that does
+    no harm: a sent message is deleted once, a held key is held once more. No message of a key is sent before the one
+    ahead of it is gone from the table, or held.
     """
 
     def __init__(self, engine: Engine, statements: RelayStatements, sender: Sender) -> None:
-        """Connect, and claim nothing yet."""
+        """Connect, without claiming anything yet."""
         self._statements = statements
         self._sender = sender
         self._connection = engine.connect().execution_options(isolation_level="READ COMMITTED")
@@ -38,12 +38,12 @@ class ClaimSession:
         self._begun = False
         self.began = self.checked_at = time.monotonic()
         self.lanes: set[int] = set()
-        # What its server was found to be. It is one server, as a session ends with its server's run; but when the
-        # server's statistics are reset, it looks like another one.
+        # The identities its server has had. It is one server, since a session ends with its server's run; but a reset
+        # of the server's statistics makes it look like another.
         self.servers: set[str] = set()
 
     def read(self, claim: Claim, result: ClaimResult, *, limit: int) -> tuple[list[Row], set[FailedKey]]:
-        """Claim the lanes of many destinations, and read them; see ``Sender.read``."""
+        """Claim the lanes of many destinations and read them; see ``Sender.read``."""
         connection, sql, began = self._connection, self._statements, time.monotonic()
         steps = [Statement.of(sql.lock_lanes).with_values(lanes=array(sorted(claim.lanes)))]
         if not self._begun:
@@ -57,7 +57,7 @@ class ClaimSession:
         return rows, held
 
     def release(self, lanes: Iterable[int]) -> None:
-        """Let go of lanes, of those that are claimed. Raises ``BrokerError`` if they were lost."""
+        """Release those of the lanes that are claimed. Raise ``BrokerError`` if they were lost."""
         if not (ours := self.lanes.intersection(lanes)):
             return
         began = time.monotonic()
@@ -69,7 +69,7 @@ class ClaimSession:
         self.checked_at = began
 
     def check(self) -> None:
-        """Raise an error of the driver if the session has ended: then its claims are lost."""
+        """Raise an error of the driver if the session has ended, and its claims with it."""
         began = time.monotonic()
         answer, _ = run_steps(
             self._connection, [Step(Statement.of(self._statements.which_server)), self._drop_snapshot()]
@@ -78,18 +78,18 @@ class ClaimSession:
         self.checked_at = began
 
     def end(self) -> None:
-        """Give the connection back; nothing is claimed any more."""
+        """Commit, which ends every claim, and return the connection to the pool."""
         if self._begun:
             commit(self._connection, guarded=False)
         self._connection.close()
 
     def abandon(self) -> None:
-        """Close the connection, with its claims, in its transaction: a pooler, too, then ends the session."""
+        """Close the connection inside its transaction, so that a pooler ends the session and its claims too."""
         self._connection.invalidate()
         self._connection.close()
 
     def _drop_snapshot(self) -> Step:
-        # A session that waits for hundreds of destinations must not hold vacuum back.
+        # A session that waits for hundreds of destinations must not hold back vacuum.
         return Step(Statement.of(self._statements.drop_snapshot, has_plan=False))
 
 
@@ -102,9 +102,9 @@ class SendingClaim:
     rows: Sequence[Row]
     held: set[FailedKey]
     result: ClaimResult
-    size: int  # bytes of the bodies
+    size: int  # bytes of the message bodies
     dispatched: DispatchResult = field(default_factory=DispatchResult)
-    lost: bool = False  # others may send it: nothing more is sent, and nothing of it is settled
-    settle_until: float = 0.0  # by ``time.monotonic``; then it is let go of, and sent again
-    settle_at: float = 0.0  # not before, as it could not be settled
-    failures: int = 0  # how often it could not be settled, though others could be
+    lost: bool = False  # other relays may send it: send and settle nothing more
+    settle_until: float = 0.0  # by ``time.monotonic``; after that it is released and sent again
+    settle_at: float = 0.0  # by ``time.monotonic``; not before, because settling failed
+    failures: int = 0  # how often it could not be settled although others could

@@ -1,9 +1,9 @@
-"""The dispatcher: hands messages to publishers, each key in its order, and checks what they answer.
+"""The dispatcher: hands messages to publishers, each key in order, and checks their answers.
 
-Publishers may be the host's code, so they may raise anything, return anything, and take any time.
+Publishers may be the host's code, so they may raise anything, return anything and take any time.
 
-What is called next, and what an answer means, is decided by one generator, which calls nothing. ``dispatch`` makes its
-calls in a sender's thread, ``dispatch_async`` awaits them.
+One generator decides what to call next and what an answer means, and calls nothing itself. ``dispatch`` makes its calls
+in a sender's thread; ``dispatch_async`` awaits them.
 """
 
 import asyncio
@@ -28,44 +28,44 @@ from txbox.tracing import NO_SPAN, NO_TRACING, Operation, Span, Tracing, error_t
 T = TypeVar("T")
 
 FIRST_CALL_SIZE = 50
-"""Messages of a destination's first call."""
+"""Messages in the first call for a destination."""
 
 MAX_CALL_SIZE = 100_000
 """More than any batch has."""
 
 MAX_GROWTH = 4
-"""So many times as many as before, at most: one quick call is too small a sample."""
+"""How many times larger a call may be than the one before: one quick call is too small a sample."""
 
 CLAIM_CHECKS = 4
-"""Checks that the claim is still ours, within the time after which the server ends it."""
+"""How often the claim is checked within the time after which the server ends it."""
 
 CANCEL_SECONDS = 5.0
-"""How long the coroutine of a publisher may take to end after it was cancelled."""
+"""How long a publisher's coroutine may take to end after it is cancelled."""
 
 REFUSED = "refused"
-"""What ``error.type`` is of a call that has refused messages."""
+"""The ``error.type`` of a call that has refused messages."""
 
 
 @dataclass(slots=True)
 class DispatchResult:
-    """The result of sending messages; those in neither of the first two were not tried, or are to be sent again."""
+    """What became of the messages; those in neither ``sent`` nor ``refused`` were not tried or are sent again."""
 
-    sent: set[int] = field(default_factory=set)  # positions of those that the broker has confirmed
-    # By position, those that were not sent, through their own fault or by chance.
+    sent: set[int] = field(default_factory=set)  # positions of the messages that the broker has confirmed
+    # By position: messages that were not sent, through their own fault or by chance.
     refused: dict[int, Refused] = field(default_factory=dict)
     outage: BrokerError | None = None  # why the broker cannot be reached; None if it can
-    slowest_seconds: float = 0.0  # how long the slowest call of a publisher took
+    slowest_seconds: float = 0.0  # duration of a publisher's slowest call
 
 
 @dataclass(slots=True, eq=False)
 class PublisherCall:
-    """A call of a publisher: to be made, under way, or with what has come of it."""
+    """A call of a publisher, before, during and after it is made."""
 
     kind: str
-    rows: Sequence[Row]  # no two of them have one key
-    messages: Sequence[OutboxMessage]  # theirs
-    began: float = 0.0  # when, by ``time.monotonic``
-    reported: bool = False  # whether it was found to be overdue before
+    rows: Sequence[Row]  # no two have the same key
+    messages: Sequence[OutboxMessage]  # those of the rows
+    began: float = 0.0  # by ``time.monotonic``
+    reported: bool = False  # whether it was already reported as overdue
     answer: object = None
     error: BaseException | None = None
     span: Span = NO_SPAN
@@ -75,11 +75,10 @@ class PublisherCall:
 
     @property
     def destination(self) -> str:
-        """That of the first of its messages."""
         return self.messages[0].destination
 
     def refusals(self) -> Sequence[Refused]:
-        """Return which of its messages were refused; raises ``BrokerError`` if the broker could not be reached."""
+        """Return the messages that were refused. Raise ``BrokerError`` if the broker could not be reached."""
         messages = self.messages
         try:
             if self.error is not None:
@@ -109,40 +108,39 @@ class Dispatcher:
         halted: Callable[[str], bool],
         tracing: Tracing = NO_TRACING,
     ) -> None:
-        """Take the publishers by the kind of destination, and how long one call of them may take.
+        """Take the publishers by kind of destination, and how long one of their calls may take.
 
-        ``halted`` returns whether nothing more is to be sent to a destination for now. ``tracing`` makes a span for
-        each call.
+        ``halted`` returns whether nothing more may be sent to a destination for now.
         """
         self._tracing = tracing
         self._publishers = publishers
         self._async_kinds = {kind for kind, publisher in publishers.items() if is_async(publisher)}
         self._publish_timeout_seconds = publish_timeout_seconds
         self._halted = halted
-        # Calls under way: of a thread by its number, of a coroutine by the call itself.
+        # Calls under way, keyed by thread number, or by the call itself for a coroutine.
         self._calls: dict[Hashable, PublisherCall] = {}
-        # One for each destination: one that hangs must not make the calls of the others small.
+        # One per destination: one that hangs must not make the others' calls smaller.
         self._call_sizes: Recent[str, CallSize] = Recent()
 
     def call_began(self, thread: int) -> float | None:
-        """Return when the call began that a thread makes now, by ``time.monotonic``; None if it makes none."""
+        """Return when the call that a thread is making began, by ``time.monotonic``; None if it makes none."""
         call = self._calls.get(thread)
         return None if call is None else call.began
 
     def overdue_calls(self) -> list[PublisherCall]:
-        """Return the calls that have taken too long, and have not returned."""
+        """Return the calls that have taken too long and are still running."""
         latest = time.monotonic() - self._publish_timeout_seconds
         return [call for call in list(self._calls.values()) if call.began < latest]
 
     @property
     def all_async(self) -> bool | None:
-        """Whether all publishers are async ones, or none is; None: some are."""
+        """Whether all publishers are async (True), none is (False), or some are (None)."""
         return (
             self._async_kinds == set(self._publishers) if len(self._async_kinds) in (0, len(self._publishers)) else None
         )
 
     def is_async(self, rows: Iterable[Row]) -> bool:
-        """Return whether an async sender is to send these messages: some have an async publisher, and none another."""
+        """Return whether these messages belong to an async sender: one of their publishers is async, and all are."""
         if not self._async_kinds:
             return False
         kinds: set[str] = set()
@@ -153,21 +151,21 @@ class Dispatcher:
         return bool(kinds) and kinds <= self._async_kinds
 
     def dispatch(self, rows: Sequence[Row], *, check_claim: Callable[[], object]) -> DispatchResult:
-        """Send the messages of one destination, until one call cannot reach the broker or it is halted.
+        """Send the messages of one destination until a call cannot reach the broker or sending is halted.
 
-        ``check_claim`` raises if the claim on them was lost; that passes through.
+        ``check_claim`` raises if the claim on the messages was lost; that error propagates.
         """
         result = DispatchResult()
         checked_at = time.monotonic()
         for call in self._calls_for(rows, result):
-            # A claim that was lost meanwhile is another relay's: what comes next may be sent already, and more.
+            # If the claim was lost, another relay has it and may already have sent what comes next.
             if time.monotonic() - checked_at > self._publish_timeout_seconds / CLAIM_CHECKS:
                 check_claim()
                 checked_at = time.monotonic()
             try:
                 with self._made(call, threading.get_ident()):
                     call.answer = self._publisher_of(call, is_async=False).send(call.messages)
-            except BaseException as error:  # noqa: BLE001 - a publisher may be the host's code, and end its thread with us
+            except BaseException as error:  # noqa: BLE001 - the host's code may raise this, and end its thread with us
                 call.error = error
         return result
 
@@ -181,15 +179,15 @@ class Dispatcher:
         seconds: float,
         on_stuck: Callable[[], object],
     ) -> None:
-        """Send as ``dispatch``, by async publishers; what was sent is in ``result`` even if this is cancelled.
+        """Send as ``dispatch`` does, by async publishers; ``result`` has what was sent even if this is cancelled.
 
         Args:
             rows: of one destination.
-            result: gets what becomes of them.
-            check_claim: returns once the claim is known to stand, and raises if it was lost.
-            wait_entered: returns once a publisher may be called, and raises ``BrokerError`` if it may not.
-            seconds: after so many no further call is made, so that what was sent is settled; the rest is left.
-            on_stuck: is called if a coroutine goes on though it was cancelled; this then waits for its end.
+            result: gets what becomes of the messages.
+            check_claim: returns once the claim is known to hold; raises if it was lost.
+            wait_entered: returns once a publisher may be called; raises ``BrokerError`` if it may not.
+            seconds: no call begins later than this, so that what was sent gets settled; the rest is left.
+            on_stuck: is called if a coroutine keeps running after it was cancelled; this then waits for it to end.
         """
         for call in self._calls_for(rows, result, until=time.monotonic() + seconds):
             await check_claim()
@@ -202,7 +200,7 @@ class Dispatcher:
         wait_entered: Callable[[AsyncPublisher], Awaitable[object]],
         on_stuck: Callable[[], object],
     ) -> None:
-        """Run a publisher's coroutine, in a task of its own, which is cancelled when its time has passed."""
+        """Run a publisher's coroutine in its own task, and cancel that when its time is up."""
         sending = asyncio.create_task(self._answer(call, wait_entered), name=f"a call of the publisher for {call}")
         try:
             if (await asyncio.wait([sending], timeout=self._publish_timeout_seconds))[0]:
@@ -235,7 +233,7 @@ class Dispatcher:
     def _calls_for(
         self, rows: Sequence[Row], result: DispatchResult, *, until: float = math.inf
     ) -> Iterator[PublisherCall]:
-        """Yield one call after the other. Before the next one, it has to be made, and its answer or its error set."""
+        """Yield the calls one by one. The caller makes each and sets its answer or error before asking for the next."""
         if not rows:
             return
         destination = rows[0].message.destination
@@ -267,14 +265,14 @@ class Dispatcher:
 
     @staticmethod
     def _divide(rows: Sequence[Row], result: DispatchResult, failed: set[int]) -> list[PublisherCall]:
-        """Return a call for each kind of destination; those that cannot be sent have failed."""
+        """Return one call per kind of destination; add messages that cannot be sent to ``failed``."""
         by_kind: dict[str, list[Row]] = {}
         for row in rows:
             try:
                 kind = scheme(row.message.destination)
                 if row.flaw is not None:
                     raise NotSendable(row.message.destination, row.flaw)
-            except NotSendable as error:  # published by hand: ``publish`` would have refused it
+            except NotSendable as error:  # inserted by hand: ``publish`` would have refused it
                 result.refused[row.position] = Refused(row.message, str(error), final=True)
                 failed.add(row.position)
             else:
@@ -283,7 +281,7 @@ class Dispatcher:
 
     @contextmanager
     def _made(self, call: PublisherCall, key: Hashable) -> Iterator[None]:
-        """Around a call: it is known to be under way, and has a span."""
+        """Register a call as under way and give it a span, for as long as it runs."""
         tracing, messages = self._tracing, call.messages
         call.span = tracing.messaging(Operation.SEND, call.destination, messages) if tracing.enabled else NO_SPAN
         call.began = time.monotonic()
@@ -298,7 +296,7 @@ class Dispatcher:
             del self._calls[key]
 
     def _conclude(self, call: PublisherCall, result: DispatchResult) -> set[int]:
-        """Read what has come of a call; return the positions of the messages that were not sent."""
+        """Read the outcome of a call, and return the positions of the messages that were not sent."""
         refused: Sequence[Refused] = ()
         unsent: Sequence[OutboxMessage] = ()
         failure: str | None = None
@@ -334,16 +332,16 @@ class Dispatcher:
                 f"it has {', '.join(sorted(self._publishers)) or 'none'}",
                 permanent=True,
             )
-        if (call.kind in self._async_kinds) is not is_async:  # a row that was written by hand
+        if (call.kind in self._async_kinds) is not is_async:  # a row that was inserted by hand
             raise NotSendable(call.destination, "is not in a lane of its own; publish it by Outbox.publish")
         return publisher
 
 
 class KeyOrder(Generic[T]):
-    """Hands messages out in rounds: at most one of each key in a round, the rest of a key after its first.
+    """Hands out messages in rounds of at most one per key; the rest of a key comes in later rounds.
 
-    A broker answers for each message of a call by itself, so of two messages of one key in one call, the second may
-    arrive without the first. In rounds it cannot: once a message has failed, no other of its key is handed out.
+    A broker answers for each message of a call separately, so of two messages of one key in one call, the second may
+    arrive without the first. Rounds prevent that: once a message has failed, no other of its key is handed out.
     """
 
     def __init__(self, messages: Iterable[tuple[Hashable | None, T]]) -> None:
@@ -356,7 +354,7 @@ class KeyOrder(Generic[T]):
                 self._queues.setdefault(key, []).append(message)
 
     def __iter__(self) -> Iterator[list[T]]:
-        """Yield the rounds. Between two of them, ``stop`` takes keys out."""
+        """Yield the rounds. Call ``stop`` between two of them to take out a key."""
         number = 0
         while messages := self._unordered + [queue[number] for queue in self._queues.values() if number < len(queue)]:
             yield messages
@@ -364,27 +362,25 @@ class KeyOrder(Generic[T]):
             number += 1
 
     def stop(self, key: Hashable) -> None:
-        """Hand out no more messages of a key."""
         self._queues.pop(key, None)
 
 
 class CallSize:
-    """How many messages the next call of a publisher may have, computed from how long calls take. Thread-safe."""
+    """How many messages a publisher's next call may have, computed from how long calls take. Thread-safe."""
 
     def __init__(self, seconds: float) -> None:
-        """Begin small; a call should take ``seconds`` at most."""
+        """Start small; a call should take at most ``seconds``."""
         self._seconds = seconds
         self._value = FIRST_CALL_SIZE
         self._lock = threading.Lock()
 
     @property
     def value(self) -> int:
-        """How many messages the next call may have."""
         return self._value
 
     @contextmanager
     def measured(self, count: int) -> Iterator[None]:
-        """Around a call of so many messages: learn from how long it takes, whether it fails or not."""
+        """Measure a call of ``count`` messages, whether it fails or not, and adjust the size."""
         began = time.monotonic()
         try:
             yield
@@ -398,7 +394,7 @@ class CallSize:
 
 
 def _checked(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
-    """Return what a publisher has answered, or raise TypeError: then each of the messages may have arrived, or not."""
+    """Return a publisher's answer. Raise TypeError if it is not one: any message may or may not have arrived."""
     if inspect.iscoroutine(answer):
         answer.close()
         raise TypeError("a publisher returned a coroutine: write its method as async def send")
@@ -413,5 +409,5 @@ def _checked(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refu
 
 
 def name_of(message: OutboxMessage) -> tuple[str, str]:
-    """Return by what the messages in a publisher's answer are recognized: they may be copies of ours."""
+    """Return what identifies a message in a publisher's answer, which may hold copies of ours."""
     return message.id, message.destination

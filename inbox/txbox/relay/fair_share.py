@@ -1,7 +1,7 @@
-"""Which destination may have another sender, so that those that hang keep none from those that answer. Pure, no I/O.
+"""Divide senders among destinations, so that those that hang take none from those that answer. Pure, no I/O.
 
-A sender is a thread and a connection, and a publisher that hangs keeps it until it gives up. So destinations differ
-by their health, which is how they answered last:
+A sender is a thread and a connection. A publisher that hangs keeps its sender until it gives up. So destinations are
+ranked by their health, which is how they answered last:
 
 ===========  ==================================================  ============================================
 quick        it answers within ``SLOW_SECONDS``                  ``senders`` of them together
@@ -10,9 +10,9 @@ new          it has not been tried                               of these two ki
 unreachable  it could not be sent to                             (new and unreachable count as one kind)
 ===========  ==================================================  ============================================
 
-A destination that is new or unreachable has one sender at a time. A call that takes longer than ``SLOW_SECONDS`` makes
-its destination a slow one at once: its sender counts as one of the slow, another is started in its place, and the
-destination has no further one until it answers. There are never more senders than ``most``.
+A new or unreachable destination has one sender at a time. A call that takes longer than ``SLOW_SECONDS`` makes its
+destination slow at once: its sender counts as a slow one, another is started in its place, and the destination gets no
+further one until it answers. There are never more senders than ``most``.
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ from enum import IntEnum
 from txbox.bounded_memory import Recent
 
 SLOW_SECONDS = 0.5
-"""A publisher's call that takes longer is a slow one."""
+"""A publisher's call that takes longer is slow."""
 
 
 class DestinationHealth(IntEnum):
-    """How a destination answered last; the lower number comes first, if both may have a sender."""
+    """How a destination answered last; if two may have a sender, the lower number comes first."""
 
     QUICK = 0
     SLOW = 1
@@ -37,21 +37,19 @@ class DestinationHealth(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimInProgress:
-    """A claim that a sender works on."""
-
-    destination: int  # its number
-    health: DestinationHealth  # of the destination, when the claim was taken
-    hangs: bool = False  # a publisher's call has taken longer than ``SLOW_SECONDS``, and has not returned
+    destination: int  # number of the destination
+    health: DestinationHealth  # of the destination when the claim was taken
+    hangs: bool = False  # a publisher's call has taken longer than ``SLOW_SECONDS`` and has not returned
 
 
 class FairShare:
     """Divides the senders among destinations. Not thread-safe."""
 
     def __init__(self, senders: int, most: int) -> None:
-        """Start without any destination: ``senders`` for those that answer quickly, ``most`` in all."""
+        """Start without destinations: ``senders`` for those that answer quickly, ``most`` in all."""
         self.senders = senders
         self.most = most
-        # Where there are no more than the usual ones, the slow, new and unreachable may have half of them.
+        # If there are only the usual senders, slow, new and unreachable destinations may have half of them.
         self._max_others = max(most - senders, senders // 2, 1)
         self._reserved = self._max_others // 4
         self._health: Recent[int, DestinationHealth] = Recent()
@@ -60,11 +58,11 @@ class FairShare:
         self._quick = self._slow = self._unanswered = 0
 
     def answered(self, destination: int, seconds: float) -> None:
-        """Remember that a destination has answered, and how long its slowest call took."""
+        """Record that a destination answered, and how long its slowest call took."""
         self._health[destination] = DestinationHealth.SLOW if seconds > SLOW_SECONDS else DestinationHealth.QUICK
 
     def mark_unreachable(self, destination: int) -> None:
-        """Remember that a destination could not be sent to."""
+        """Record that a destination could not be sent to."""
         self._health[destination] = DestinationHealth.UNREACHABLE
 
     def health(self, destination: int) -> DestinationHealth:
@@ -90,7 +88,7 @@ class FairShare:
             self._quick += 1
 
     def rank(self, destination: int, *, alone: bool) -> int | None:
-        """Return a destination's rank for another sender: the lowest comes first. None: it may not have one.
+        """Return a destination's rank for another sender, lowest first; None if it may not have one.
 
         ``alone``: no other destination has messages waiting.
         """
@@ -107,17 +105,17 @@ class FairShare:
         return health if room and has < most else None
 
     def free_senders(self, destination: int) -> int:
-        """Return among how many senders the messages of a destination may be divided now."""
+        """Return among how many senders a destination's messages may be divided now."""
         return max(self.senders - self._quick, 1) if self.health(destination) is DestinationHealth.QUICK else 1
 
     @property
     def wanted_senders(self) -> int:
-        """How many senders there should be, for those that answer to have theirs."""
+        """How many senders there should be, so that destinations that answer keep theirs."""
         return min(self.senders + self._slow + self._unanswered, self.most)
 
 
 CLAIMS_EACH = 4
-"""Claims of one destination at once, by an async sender."""
+"""Most claims of an async sender for one destination at once."""
 
 
 class AsyncShare(FairShare):
@@ -126,15 +124,16 @@ class AsyncShare(FairShare):
     ===================  ==========================================================================================
     quick                one claim each; up to ``CLAIMS_EACH`` while half of all are free, and none of them is slow now
     slow                 the same, while all but the quick ones have less than three quarters
+    slow                 the same, while the slow, new and unreachable have less than three quarters
     new and unreachable  one claim each, and half of all together
-    ===================  ==========================================================================================
 
     A quick one that begins to hang keeps the claims that it has until their calls end. If enough of them do so at once,
+    A quick destination that begins to hang keeps its claims until their calls end. If enough of them do so at once,
     they have all calls until then.
     """
 
     def __init__(self, most: int) -> None:
-        """Start without any destination: ``most`` calls in all."""
+        """Start without destinations: ``most`` calls in all."""
         super().__init__(most, most)
 
     @property
@@ -143,11 +142,10 @@ class AsyncShare(FairShare):
         return self.most - self._quick - self._slow - self._unanswered
 
     def add(self, claim: ClaimInProgress) -> None:
-        """Count one more claim."""
         self._add(claim)
 
     def rank(self, destination: int, *, alone: bool = False) -> int | None:
-        """Return a destination's rank for another claim, as ``FairShare``."""
+        """Return a destination's rank for another claim, as in ``FairShare``."""
         del alone
         health, has = self.health(destination), self._claims[destination]
         if self.free <= 0:
@@ -157,7 +155,7 @@ class AsyncShare(FairShare):
         if health is DestinationHealth.SLOW and 4 * (self._slow + self._unanswered) >= 3 * self.most:
             return None
         if not has:
-            return DestinationHealth.QUICK  # the first that is found: there may be hundreds
+            return DestinationHealth.QUICK  # the first one found, because there may be hundreds
         if destination in self._hanging and health is DestinationHealth.QUICK:
             return None
         return DestinationHealth.SLOW if has < CLAIMS_EACH and 2 * self.free > self.most else None

@@ -1,7 +1,7 @@
-"""Which lanes have messages to be sent, and from which position on: a memory of one relay's own.
+"""Which lanes have messages to send, and from which position on, as one relay remembers it.
 
-It is only where to look. The database decides what is to be sent, and who may send it. A relay that dies loses this
-memory and nothing else; the next one begins by reading the whole outbox.
+This memory only says where to look. The database decides what is sent, and who may send it. A relay that dies loses
+this memory and nothing else; the next one begins by reading the whole outbox.
 """
 
 import math
@@ -12,45 +12,43 @@ from txbox.bounded_memory import MOST_DESTINATIONS, Recent
 from txbox.outbox.lanes import LANES_PER_DESTINATION, destination_of
 
 LOCKED_SECONDS = 0.02
-"""Until a lane that another relay had locked is tried again, the first time."""
+"""How long a lane that another relay has locked is left alone, the first time."""
 
 MAX_LOCKED_SECONDS = 0.5
-"""The longest such time."""
+"""The longest such pause."""
 
 FEW_LANES = 16
-"""So many lanes make one claim even if other threads are idle: less work than a transaction for each."""
+"""A claim takes this many lanes even if other threads are idle: that is less work than a transaction for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Some lanes of one destination, for one thread."""
 
-    # Lanes that have new messages, with the position from which on to look for them.
+    # Lanes that have new messages, each with the position from which to read.
     fresh: Mapping[int, int] = field(default_factory=dict)
-    due: frozenset[int] = frozenset()  # lanes with a held key whose time has come
-    server: str = ""  # which run of which server has answered
-    generation: int = 0  # of the scheduler's memory; see ``Scheduler``
-    answered: bool = True  # whether the destination has answered the last time; it may be a new one
+    due: frozenset[int] = frozenset()  # lanes with a held key that is due
+    server: str = ""  # which run of which server answered
+    generation: int = 0  # generation of the scheduler's memory; see ``Scheduler``
+    answered: bool = True  # whether the destination answered last time; False for a new one
 
     @property
     def lanes(self) -> frozenset[int]:
-        """All of them."""
         return self.due | self.fresh.keys()
 
     @property
     def destination(self) -> int:
-        """The number of their destination."""
         return destination_of(min(self.lanes))
 
 
 class PendingLanes:
-    """The lanes that have messages to be sent. Not thread-safe.
+    """The lanes that have messages to send. Not thread-safe.
 
-    A lane is in one claim at most; what is added to it meanwhile is kept for the next one.
+    A lane is in at most one claim; what is added to it meanwhile waits for the next one.
     """
 
     def __init__(self, most_lanes: int = 1_000) -> None:
-        """Start empty; a claim has ``most_lanes`` at most."""
+        """Start empty; a claim has at most ``most_lanes``."""
         self._most_lanes = most_lanes
         self._fresh: dict[int, int] = {}
         self._due: set[int] = set()
@@ -65,7 +63,7 @@ class PendingLanes:
         return bool(self._fresh or self._due)
 
     def add(self, fresh: Mapping[int, int], due: Iterable[int] = ()) -> None:
-        """Add lanes with new messages, from these positions on, and lanes with held keys that are due."""
+        """Add lanes with new messages from these positions on, and lanes with held keys that are due."""
         for lane, position in fresh.items():
             self._fresh[lane] = min(position, self._fresh.get(lane, position))
             self._wait(lane)
@@ -74,7 +72,7 @@ class PendingLanes:
             self._wait(lane)
 
     def forget(self) -> None:
-        """Remove all that wait. Claims, pauses and locks stay."""
+        """Remove all lanes that wait. Claims, pauses and locks stay."""
         self._fresh.clear()
         self._due.clear()
         self._waiting.clear()
@@ -87,13 +85,13 @@ class PendingLanes:
         parts: Callable[[int], int] = lambda _: 1,
         most_lanes: float = math.inf,
     ) -> Claim | None:
-        """Take lanes of one destination, each destination in its turn; None if there are none.
+        """Take lanes of one destination, each destination in turn; return None if there are none.
 
         Args:
             now: by the clock of ``pause``.
-            rank: of a destination; the lowest comes first, and 0 is the lowest. None: not now.
-            parts: among how many threads the lanes of a destination are to be divided.
-            most_lanes: of this claim, if that is fewer than of any.
+            rank: returns a destination's rank, or None if it may not be taken now. 0 is the lowest, and comes first.
+            parts: returns among how many threads a destination's lanes are divided.
+            most_lanes: the limit for this claim, if lower than the general one.
         """
         best: tuple[int, int, list[int]] | None = None
         for destination, waiting in self._waiting.items():
@@ -115,38 +113,38 @@ class PendingLanes:
 
     @property
     def destinations(self) -> int:
-        """How many destinations have lanes that wait, and are not held back."""
+        """How many destinations have lanes that wait and are not held back."""
         return len(self._waiting) if not self._held_back else len(self._waiting.keys() - self._held_back)
 
     def release(self, claim: Claim) -> None:
-        """Give lanes back; ``add`` adds what is left to do in them."""
+        """Give lanes back; call ``add`` for what is left to do in them."""
         for lane in claim.lanes:
             self._claimed.discard(lane)
             if lane in self._fresh or lane in self._due:
                 self._wait(lane)
 
     def pause(self, claim: Claim, until: float) -> None:
-        """Take no lanes of this claim's destination until then."""
+        """Take no lanes of this claim's destination until ``until``."""
         self._paused[claim.destination] = until
 
     def hold_back(self, destinations: frozenset[int]) -> None:
-        """Take no lanes of these destinations, and of no others, until it is called again."""
+        """Take no lanes of these destinations, and only of these, until the next call."""
         self._held_back = destinations
 
     def mark_unlocked(self, lanes: Iterable[int]) -> None:
-        """Note that this relay could lock these lanes."""
+        """Record that this relay could lock these lanes."""
         for lane in lanes:
             self._locked.pop(lane, None)
 
     def mark_locked(self, lanes: Iterable[int], now: float) -> None:
-        """Do not take these lanes for a while, as another relay has locked them; longer, the more often it had."""
+        """Leave these lanes alone for a while because another relay has locked them; longer each time."""
         for lane in lanes:
             _, pause = self._locked.get(lane, (now, LOCKED_SECONDS / 2))
             pause = min(2 * pause, MAX_LOCKED_SECONDS)
             self._locked[lane] = now + pause, pause
 
     def next_change(self, after: float = -math.inf) -> float:
-        """Return when the next of the waiting lanes may be taken, later than ``after``; infinity: there is none."""
+        """Return when the next waiting lane may be taken, if later than ``after``; infinity if there is none."""
         changes = (
             max(self._paused.get(destination, -math.inf), min(map(self._locked_until, waiting)))
             for destination, waiting in self._waiting.items()

@@ -1,7 +1,8 @@
-"""The poller: one thread that finds what is to be sent, often while messages come and seldom while none do.
+"""The poller: one thread that looks for messages to send, often while messages come and seldom while none do.
 
-A poll finds what has become visible since the last one. Every 30 seconds or less often, and after anything that may
-have undone what was found before, it reads the whole outbox. A NOTIFY (``txbox.outbox.notifier``) wakes an idle poller.
+A poll finds what has become visible since the last one. The poller reads the whole outbox every 30 seconds or less
+often, and after anything that may have undone what it found before. A NOTIFY (``txbox.outbox.notifier``) wakes it when
+it is idle.
 """
 
 import logging
@@ -28,38 +29,38 @@ from txbox.relay.scheduler import OUTAGE_BACKOFF, Scheduler
 from txbox.relay.sender import RelayStatements
 
 AWAKE_SECONDS = 1.0
-"""How long after the last message, or notification, an idle relay still polls often."""
+"""How long an idle relay keeps polling often after the last message or notification."""
 
 POLL_SECONDS = 0.003
-"""Between polls while messages come."""
+"""Seconds between polls while messages come."""
 
 IDLE_SECONDS = 0.9
-"""Between polls while none do; a notification ends the wait."""
+"""Seconds between polls while none come; a notification ends the wait."""
 
 MAX_FRESH = 10_000
-"""Messages that one poll takes in one by one. A burst of more is read lane by lane instead."""
+"""Messages that one poll takes one by one. A larger burst is read lane by lane."""
 
 DUE_SECONDS = 0.1
-"""Between searches for messages that waited for a time, at least."""
+"""Least time between searches for messages that wait for a time."""
 
 EVERYTHING_SECONDS = 30.0
-"""Between reads of the whole outbox, at least, for what no other poll finds: rows that were restored by hand."""
+"""Least time between reads of the whole outbox, which find what no other poll does: rows restored by hand."""
 
 EVERYTHING_SHARE = 0.02
-"""How much of its time a relay spends on them, at most."""
+"""The largest share of its time that a relay spends on these reads."""
 
 PAUSE_SECONDS = 2.0
-"""Between questions which destinations are paused."""
+"""Seconds between checks for paused destinations."""
 
 REPAIR_SECONDS = 600.0
-"""Between searches for keys that wait for a message which is not there any more."""
+"""Seconds between searches for keys that wait for a message that no longer exists."""
 
 STOP_CHECK_SECONDS = 0.1
-"""How long a listener may take to see a stop."""
+"""How long a listener may take to notice a stop."""
 
 
 class OutboxPoller:
-    """Adds what it finds to the scheduler, and has the relay's reports written."""
+    """Adds what it finds to the scheduler, and calls the relay's reporter."""
 
     def __init__(
         self,
@@ -75,12 +76,11 @@ class OutboxPoller:
         on_pauses: Callable[[Mapping[str, "PausedDestination"]], None],
         emit: Callable[[Event], None],
     ) -> None:
-        """Take what it works with; ``stopping`` ends it.
+        """Store the collaborators; ``stopping`` ends ``run``.
 
-        ``listen``: a notification ends an idle wait. ``counts`` returns how many messages were sent, and how many
-        refusals there were. ``on_poll`` is called after every poll. ``on_pauses`` gets the destinations that are
-        paused, by name, before anything is found and every ``PAUSE_SECONDS``. ``emit`` gets the outages of the
-        database, as events.
+        ``listen``: a notification ends an idle wait. ``counts`` returns how many messages were sent and how many
+        refusals there were. ``on_poll`` is called after every poll. ``on_pauses`` gets the paused destinations by name,
+        before the first search and then every ``PAUSE_SECONDS``. ``emit`` gets outages of the database as events.
         """
         self._engine = engine
         self._statements = statements
@@ -96,7 +96,7 @@ class OutboxPoller:
         self._awake_until = self._drain_at = self._pauses_at = -math.inf
 
     def run(self) -> None:
-        """Poll until it is time to stop, whatever happens to the database meanwhile."""
+        """Poll until ``stopping`` is set, whatever happens to the database meanwhile."""
         failures = 0
         while not self._stopping.is_set():
             try:
@@ -117,9 +117,9 @@ class OutboxPoller:
                                 self._emit(DatabaseRestored(RELAY_SUBSCRIBER, self._outbox))
                             self._pause(finder, listener)
                     except BaseException:
-                        connection.invalidate()  # the error may be this connection's state; the next is a new one
+                        connection.invalidate()  # the error may come from this connection's state; the next one is new
                         raise
-            except BaseException as error:  # noqa: BLE001 - whatever it is, a relay that does not poll does not send
+            except BaseException as error:  # noqa: BLE001 - whatever it is, a relay that stops polling stops sending
                 self._scheduler.forget()
                 failures += 1
                 pause = OUTAGE_BACKOFF.seconds(failures)
@@ -129,7 +129,7 @@ class OutboxPoller:
             with short_transaction(self._engine) as connection:
                 connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": "1s"})
                 self._reporter.end(connection, *self._counts())
-        except Exception as error:  # noqa: BLE001 - only the report of the status needs it
+        except Exception as error:  # noqa: BLE001 - only the status page reads this row
             _log.debug("the row of this relay in outbox_relay could not be deleted: %s", error)
 
     def _read_pauses(self, connection: Connection) -> None:
@@ -151,7 +151,7 @@ class OutboxPoller:
     def _poll(self, finder: "MessageFinder") -> None:
         now, generation = time.monotonic(), self._scheduler.generation
         found = finder.find(everything=self._scheduler.needs_everything)
-        # A held key is due again and again while its destination is unreachable: that is no reason to poll often.
+        # A held key comes due again and again while its destination is unreachable: no reason to poll often.
         if found.fresh or found.woken:
             self._awake_until = now + AWAKE_SECONDS
         if found or found.everything:
@@ -171,7 +171,7 @@ class OutboxPoller:
 
 
 class PausedDestination(NamedTuple):
-    """Who has paused a destination, and why."""
+    """Who paused a destination, and why."""
 
     paused_by: str
     note: str | None
@@ -185,11 +185,11 @@ class Snapshot:
     """
 
     xmax: int  # transactions from this number on had not begun
-    in_progress: tuple[int, ...]  # of those below it, the ones that had not ended
+    in_progress: tuple[int, ...]  # transactions below ``xmax`` that had not ended
 
     @classmethod
     def parse(cls, text: str) -> "Snapshot":
-        """Read ``xmin:xmax:first,second,…``."""
+        """Parse ``xmin:xmax:first,second,…``."""
         _, xmax, in_progress = text.split(":")
         return cls(int(xmax), tuple(int(number) for number in in_progress.split(",") if number))
 
@@ -198,25 +198,25 @@ class Snapshot:
 class PollResult:
     """What a poll has found."""
 
-    server: str = ""  # which run of which server has answered; another one may have forgotten what was found before
-    # The whole outbox was read, as another run of a server answered before, or as it was asked for: what was found
-    # before does not count.
+    server: str = ""  # which run of which server answered; another one may have lost what was found before
+    # The whole outbox was read, because it was asked for or another server run answered before: discard what was
+    # found before.
     everything: bool = False
     # Lanes with new messages, and the first position of those in each.
     fresh: dict[int, int] = field(default_factory=dict)
-    due: frozenset[int] = frozenset()  # lanes with held keys whose time has come
-    woken: bool = False  # messages that waited for a time have been put behind the others; the next poll finds them
+    due: frozenset[int] = frozenset()  # lanes with held keys that are due
+    woken: bool = False  # messages that waited for a time now stand behind the others; the next poll finds them
 
     def __bool__(self) -> bool:
         return bool(self.fresh or self.due or self.woken)
 
 
 class MessageFinder:
-    """Finds each time what is new; the first time, everything."""
+    """Finds what is new each time, and everything the first time."""
 
     def __init__(self, connection: Connection, statements: RelayStatements) -> None:
-        """Take a connection for this finder alone: what was found over another one may be another server's."""
-        # One round trip for a poll; but at a higher level a poll would be a transaction for others to conflict with.
+        """Take a connection for this finder alone: results from another connection may be another server's."""
+        # One round trip per poll. At a higher isolation level, a poll would be a transaction that others conflict with.
         connection.execution_options(isolation_level="AUTOCOMMIT")
         default = connection.exec_driver_sql(statements.default_isolation).scalar_one()
         if default != "read committed":
@@ -231,11 +231,11 @@ class MessageFinder:
 
     @property
     def due_in_seconds(self) -> float:
-        """Seconds until the next message is due that waits for a time, as far as was found; infinity: there is none."""
+        """Seconds until the next message that waits for a time is due, as far as known; infinity if none waits."""
         return self._due_at - time.monotonic()
 
     def find(self, *, everything: bool = False) -> PollResult:
-        """Return what is new, or everything, as if for the first time. Raises any error of the driver."""
+        """Return what is new, or everything as if for the first time. Raise any error of the driver."""
         now = time.monotonic()
         also_due = now >= min(self._find_due_at, self._due_at)
         with driver_cursor(self._connection) as cursor:
@@ -247,7 +247,7 @@ class MessageFinder:
             seen, server, lanes, positions, due_in, held_due = answer
             snapshot = Snapshot.parse(seen)
             # Behind a pooler, another server may answer from one moment to the next. Its numbers cannot be
-            # compared with those of the one before.
+            # compared with the earlier ones.
             if self._last is not None and snapshot.xmax < self._last.xmax:
                 self._everything_at = -math.inf
             woken = False
@@ -277,7 +277,7 @@ class MessageFinder:
         cursor.execute(sql.find_new, {**parameters, "limit": MAX_FRESH})
         *answer, seen = cursor.fetchone()
         if seen >= MAX_FRESH:
-            # Some were not seen, perhaps the first ones of a key: what was seen cannot be used.
+            # Some were not seen, perhaps the first ones of a key, so what was seen cannot be used.
             self._commit()
             cursor.execute("BEGIN")
             cursor.execute(sql.set_plan)
@@ -287,15 +287,15 @@ class MessageFinder:
         return tuple(answer)
 
     def _commit(self) -> None:
-        # What SQLAlchemy has not seen begin, it would not end.
+        # SQLAlchemy does not end a transaction that it has not seen begin.
         self._connection.connection.commit()
 
 
 class Listener:
-    """A connection of its own that listens for notifications, while entered; or that does not, where it cannot."""
+    """A separate connection that listens for notifications while entered, or only waits if it cannot listen."""
 
     def __init__(self, engine: Engine, statements: RelayStatements, *, wanted: bool) -> None:
-        """Prepare; entering it connects, unless it is not ``wanted`` and only waits."""
+        """Prepare. Entering connects, unless not ``wanted``; then it only waits."""
         self._engine = engine
         self._statements = statements
         self._wanted = wanted
@@ -309,11 +309,11 @@ class Listener:
         try:
             driver = connection.connection.driver_connection
             assert driver is not None  # noqa: S101 - for the type checker
-            # A pooler in transaction mode answers for many servers; a LISTEN would stay behind at one of them.
+            # A pooler in transaction mode answers for many servers; the LISTEN would stay with one of them.
             if run(connection, SERVER.backend_pid).scalar_one() == driver.info.backend_pid:
                 connection.exec_driver_sql(self._statements.keep_idle_session)
                 connection.exec_driver_sql(f"LISTEN {CHANNEL}")  # a standby refuses it: nothing closes a detached one
-                connection.detach()  # the pool has no use for a connection that listens
+                connection.detach()  # a listening connection is of no use to the pool
                 self._driver, self._connection = driver, connection
                 return self
             _log.info("a pooler is between the relay and the database: the relay polls, and does not listen")
@@ -332,13 +332,13 @@ class Listener:
             self._connection = self._driver = None
 
     def drain(self) -> None:
-        """Take in the notifications: the server keeps them for every session that has not, for all its databases."""
+        """Read the pending notifications: the server keeps them until every session of every database has."""
         if self._driver is not None:
             for _ in self._driver.notifies(timeout=0):
                 pass
 
     def wait(self, seconds: float, stopping: threading.Event) -> bool:
-        """Wait for a notification, or for a stop; return whether a notification came."""
+        """Wait for a notification or a stop; return whether a notification came."""
         if self._driver is None:
             stopping.wait(seconds)
             return False

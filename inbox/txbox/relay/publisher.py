@@ -1,4 +1,4 @@
-"""A publisher: what the relay needs a broker to be able to do."""
+"""The interface between the relay and a broker, and publishers that call a function."""
 
 import asyncio
 import inspect
@@ -14,7 +14,7 @@ from txbox.leases.handlers import is_coroutine_function, refuse_unfinished
 from txbox.text import text_of
 
 AT_ONCE = 8
-"""Messages of one call that an ``AsyncFunctionPublisher`` has under way together."""
+"""Messages of one call that an ``AsyncFunctionPublisher`` sends concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class OutboxMessage:
     """A message on its way out.
 
     Attributes:
-        id: made when it was published; the same in every send. It has to travel with the message.
+        id: made when it was published; the same in every send. It must travel with the message.
         destination: where it is sent.
         body: as it was published, byte for byte.
-        key: whose order is kept; None where there is none.
+        key: messages with the same key stay in order; None: no order.
         headers: what travels beside the body.
         attempts: how often it was refused before.
-        published_at: when it was published, by the database's clock; None if it cannot be read.
+        published_at: when it was published, by the database's clock; None if that cannot be read.
     """
 
     id: str
@@ -45,10 +45,10 @@ class Refused:
     """A message that could not be sent, through its own fault or by chance.
 
     Attributes:
-        message: which one.
+        message: the message.
         error: why, in words.
-        final: trying again cannot help; it becomes a dead letter at once.
-        counted: whether this is an attempt; False where the broker itself has failed: the message is sent again after a
+        final: whether trying again cannot help; it becomes a dead letter at once.
+        counted: whether this counts as an attempt. False if the broker itself failed: the message is sent again after a
             pause, as often as it takes.
     """
 
@@ -59,11 +59,11 @@ class Refused:
 
 
 class PartlySent(BrokerError):
-    """The broker was lost while messages were being sent: some have been confirmed, others not.
+    """The broker was lost while messages were being sent: it has confirmed some and not others.
 
     Attributes:
-        unsent: those that are to be sent again; no message is to blame.
-        refused: those that were refused before.
+        unsent: messages to send again; none of them is to blame.
+        refused: messages that were refused before the loss.
     """
 
     def __init__(self, message: str, unsent: Sequence[OutboxMessage], refused: Sequence[Refused] = ()) -> None:
@@ -73,60 +73,60 @@ class PartlySent(BrokerError):
 
 
 class Publisher(Protocol):
-    """Sends messages of one kind of destination. May be called by several threads at once."""
+    """Sends messages of one kind of destination. Several threads may call it at once."""
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
         """Send messages, and return when the broker has confirmed them.
 
         No two of them have the same key and destination, so they may be sent in any order, and at once.
 
-        It has to return within the relay's ``publish_timeout_seconds``, or what was sent is sent again. A slow one is
-        given fewer messages the next time; one that hangs keeps a sender of the relay until it returns.
+        Return within the relay's ``publish_timeout_seconds``, or the messages are sent again. A slow publisher gets
+        fewer messages the next time; one that hangs occupies a sender of the relay until it returns.
 
         Args:
             messages: at least one, all for destinations of this kind.
 
         Returns:
-            Those that were not sent. All others count as sent, and are forgotten.
+            The messages that were not sent. All others count as sent and are forgotten.
 
         Raises:
             BrokerError: the broker cannot be reached, or nothing can be sent to this destination for now. No message is
-                to blame: all of them are sent again, later, those that arrived all the same too, under the same ids.
-                ``PartlySent`` names those that are to be sent again.
+                to blame: all are sent again later under the same ids, including any that did arrive. Raise
+                ``PartlySent`` to name the messages to send again.
             Exception: any other error counts as a refusal of every message.
         """
 
 
 class AsyncPublisher(Protocol):
-    """Sends messages of one kind of destination as ``Publisher``, and is awaited: hundreds of calls may be under way.
+    """Sends messages of one kind of destination like ``Publisher``, but is awaited: hundreds of calls may be under way.
 
-    All calls run in the relay's one event loop, which begins with the relay and ends with it. A publisher that is an
-    async context manager is entered in that loop before its first call, and left after its last: there a client opens
-    and closes. If entering raises, or takes longer than ``publish_timeout_seconds``, it is tried again; its
-    destinations are not reached meanwhile. Leaving may take five seconds, and is then cancelled. A call that blocks the
-    loop delays the calls of every async publisher, and nothing else of the relay.
+    All calls run in the relay's one event loop, which starts and ends with the relay. If a publisher is an async
+    context manager, the loop enters it before its first call and leaves it after its last: open and close clients
+    there. If entering raises, or takes longer than ``publish_timeout_seconds``, the relay tries again; until then it
+    sends nothing to the publisher's destinations. Leaving may take five seconds and is then cancelled. A call that
+    blocks the loop delays the calls of every async publisher, and nothing else in the relay.
     """
 
     async def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
         """Send messages, and return when the broker has confirmed them; see ``Publisher.send``.
 
-        After the relay's ``publish_timeout_seconds`` it is cancelled, and when a stop has taken its time: none of its
-        messages counts as sent. They are sent again, later, under the same ids.
+        The relay cancels the call after ``publish_timeout_seconds``, or when the time for a stop is over. Then none of
+        its messages counts as sent; they are sent again later under the same ids.
 
         Args:
             messages: at least one, all for one destination, and no two with the same key.
 
         Returns:
-            Those that were not sent. All others count as sent, and are forgotten.
+            The messages that were not sent. All others count as sent and are forgotten.
 
         Raises:
-            BrokerError: the broker cannot be reached; as for ``Publisher``, ``PartlySent`` too.
+            BrokerError: the broker cannot be reached; as for ``Publisher``, including ``PartlySent``.
             Exception: any other error counts as a refusal of every message.
         """
 
 
 class FunctionPublisher:
-    """Calls a function of yours for each message, one after the other."""
+    """Calls your function for each message, one after the other."""
 
     def __init__(self, function: Callable[[OutboxMessage], object]) -> None:
         """Take a function that sends one message, and returns when it has arrived. Several threads call it at once.
@@ -154,16 +154,16 @@ class FunctionPublisher:
 
 
 class AsyncFunctionPublisher:
-    """Calls a coroutine function of yours for each message, several at once."""
+    """Calls your coroutine function for each message, several at once."""
 
     def __init__(self, function: Callable[[OutboxMessage], Awaitable[object]], *, at_once: int = AT_ONCE) -> None:
-        """Take a function that sends one message, and ends when it has arrived.
+        """Take a function that sends one message and ends when it has arrived.
 
         If it raises ``BrokerError``, nothing can be sent for now; any other error refuses the message.
 
         Args:
             function: is awaited for each message.
-            at_once: how many messages of one call are under way together. No two of them have the same key.
+            at_once: how many messages of one call it sends concurrently. No two of them have the same key.
 
         Raises:
             InvalidConfiguration: ``at_once`` is below 1.
@@ -190,10 +190,10 @@ class AsyncFunctionPublisher:
                 except BrokerError as error:
                     outages.append(error)
                     return
-                except GeneratorExit:  # its loop has ended before, and nothing more may begin
+                except GeneratorExit:  # its loop has already ended, and nothing more may begin
                     raise
                 except BaseException as error:  # it is the host's code; SystemExit would end the loop
-                    # A function may await what was cancelled; the group would take no notice of that.
+                    # A function may await something cancelled; the group would ignore that error.
                     if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():
                         raise
                     refused.append(Refused(message, describe(error)))

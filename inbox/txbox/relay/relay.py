@@ -6,17 +6,16 @@ One thread polls, and a few send::
                                           ↑                          settle ←── result ──┘
                                           └──────── result ────────────┘
 
-Destinations that hang have senders of their own, more of them as they are needed, up to a limit
-(``txbox.relay.fair_share``). Those that have an async publisher share one sender, which waits for none of them
-(``txbox.relay.async_sender``).
+Destinations that hang get senders of their own, as many as they need up to a limit (``txbox.relay.fair_share``).
+Destinations with an async publisher share one sender, which waits for none of them (``txbox.relay.async_sender``).
 
-Any number of relays may work on one outbox, without any link between them: the database decides which of them has which
-lane, for as long as a transaction. A message is sent at least once, and those of one key in the order in which they
-were published. It is deleted after the broker has confirmed it; a relay that dies between the two has it sent again,
-under the same id.
+Any number of relays may work on one outbox, without a link between them: the database decides which relay has which
+lane, for one transaction at a time. A message is sent at least once. Messages of one key are sent in the order in which
+they were published. A message is deleted after the broker has confirmed it; if a relay dies between the two, the
+message is sent again under the same id.
 
-How often it polls: every few milliseconds for a second after it last found something or was notified
-(``txbox.outbox.notifier``), about a hundred times a minute otherwise.
+The relay polls every few milliseconds for a second after it last found something or was notified
+(``txbox.outbox.notifier``), and about a hundred times a minute otherwise.
 """
 
 import threading
@@ -67,30 +66,30 @@ MAX_ATTEMPTS = 16
 """With the default backoff, 45 to 90 minutes from a message's first refusal to its dead letter."""
 
 BATCH_SIZE = 500
-"""Messages of one transaction."""
+"""Messages per transaction."""
 
 LONGEST_KEEP_SENT = timedelta(days=36_500)
-"""Longer ones lead to dates that Postgres does not have."""
+"""A longer time leads to dates that Postgres does not have."""
 
 CANCEL_SECONDS = 2.0
-"""After a stop's time: how long it waits for the calls that it cancels."""
+"""How long a stop whose time is over waits for the calls that it cancels."""
 
 MOST_SENDERS = 8
-"""For each of the usual senders, with those that are started for destinations that hang."""
+"""Senders for each usual one, including those that are started for destinations that hang."""
 
 PUBLISH_TIMEOUT_SECONDS = 60.0
-"""How long a publisher's call may take, before another relay may send its messages."""
+"""How long a publisher's call may take before another relay may send its messages."""
 
 
 class Relay(Service):
     """Sends what the outbox holds.
 
-    ``start`` and ``run`` raise ``SchemaMissing`` where its tables do not exist, and ``RightsMissing`` where this user
-    may not do with them what a relay has to.
+    ``start`` and ``run`` raise ``SchemaMissing`` if the outbox's tables do not exist, and ``RightsMissing`` if this
+    user lacks rights on them that a relay needs.
     """
 
     batch_bytes = 16 * 1024 * 1024
-    """Bytes of the bodies of one transaction; a single message may have more. For a subclass to override."""
+    """Bytes of message bodies per transaction; a single message may exceed it. A subclass may override it."""
 
     def __init__(
         self,
@@ -111,34 +110,32 @@ class Relay(Service):
         hooks: Iterable[Hook] = (),
         tracing: Tracing | None = None,
     ) -> None:
-        """Put a relay together; nothing is connected before ``start`` or ``run``.
+        """Set up a relay; it connects only at ``start`` or ``run``.
 
         Args:
-            engine: the database of the outbox. Its pool gives out up to ``senders`` connections, and two more for
-                polling and listening; up to ``max_senders`` and two while there are destinations that hang. Async
-                publishers need two more, and now and then a third, however many calls are under way; and up to 2,000
-                locks of the server's.
-            publishers: who sends to which kind of destination: ``sqs``, ``sns``, ``eventbridge``, or the scheme of
-                your own. ``txbox_aws.publishers.aws_publishers()`` has the first three. One whose ``send`` is a
-                coroutine function is awaited, in the relay's event loop: see ``AsyncPublisher``.
+            engine: the database of the outbox. The relay takes up to ``senders`` connections from its pool, and two
+                more for polling and listening; up to ``max_senders`` and two while destinations hang. Async publishers
+                need two more, and now and then a third, however many calls are under way, and up to 2,000 of the
+                server's locks.
+            publishers: the publisher for each kind of destination: ``sqs``, ``sns``, ``eventbridge``, or a scheme of
+                your own. ``txbox_aws.publishers.aws_publishers()`` has the first three. A publisher whose ``send`` is a
+                coroutine function is awaited in the relay's event loop: see ``AsyncPublisher``.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
-            senders: threads that send, each with a transaction of its own.
-            max_senders: with those that are started while destinations hang, for the others to have theirs. None: eight
-                times as many as ``senders``, and no more than three quarters of the engine's pool.
+            senders: threads that send, each with its own transaction.
+            max_senders: threads that send while destinations hang, so that the others keep theirs. None: eight times
+                ``senders``, and no more than three quarters of the engine's pool.
             concurrency: calls of async publishers under way at once, each for one destination; half of them for
                 destinations that are new or cannot be reached.
-            batch_size: messages of one transaction. A relay that is killed has up to so many sent again for each
-                sender.
+            batch_size: messages per transaction. If a relay is killed, up to this many are sent again for each sender.
             max_attempts: refusals after which a message is parked as a dead letter; None: never.
             backoff: the delay before a refused message is sent again, by attempt.
-            keep_sent: keep what was sent for so long, in the table outbox_sent; None: not at all.
-            publish_timeout_seconds: how long one call of a publisher may take. After that, an async one is cancelled,
-                and its messages are sent again. Another one is not interrupted, but it is reported; and the server ends
-                the transaction of a relay that waits, was stopped or is cut off, so that another relay may send its
-                messages.
-            listen: let a NOTIFY wake an idle relay. A relay behind a pooler in transaction mode finds out by itself
-                that it cannot.
+            keep_sent: how long sent messages stay in the table outbox_sent; None: they are not kept.
+            publish_timeout_seconds: how long one call of a publisher may take. After that, an async call is cancelled
+                and its messages are sent again. Any other call is not interrupted but reported. If a relay waits, was
+                stopped or is cut off, the server ends its transaction, so that another relay may send its messages.
+            listen: let a NOTIFY wake an idle relay. Behind a pooler in transaction mode the relay detects that it
+                cannot listen.
             hooks: get every event; see ``txbox.instrumentation``.
             tracing: makes a span for each call of a publisher; see ``txbox.instrumentation.opentelemetry_tracing``.
 
@@ -210,12 +207,12 @@ class Relay(Service):
 
     @property
     def sent(self) -> int:
-        """How many messages it has sent since it was made."""
+        """Messages sent since this relay was created."""
         return self._sent
 
     @property
     def failed(self) -> int:
-        """How often a message was refused since it was made."""
+        """Refusals since this relay was created."""
         return self._failed
 
     def _prepare(self) -> Mapping[str, Callable[[], object]]:
@@ -255,11 +252,11 @@ class Relay(Service):
             self._async_sender.cancel()
             for thread in self._threads:
                 if thread.name == "txbox-relay-async" and thread is not threading.current_thread():
-                    thread.join(CANCEL_SECONDS)  # what was confirmed is settled, and other relays have the rest
+                    thread.join(CANCEL_SECONDS)  # what was confirmed is settled; other relays take the rest
         self._emit(Stopped(RELAY_SUBSCRIBER, self._outbox, finished))
 
     def _check(self, connection: Connection) -> None:
-        """Check that what is sent could be settled: the tables, this user's rights, the encoding."""
+        """Raise unless the tables, this user's rights and the encoding let the relay settle what it sends."""
         require_server(connection)
         sql = self._statements
         needed = dict.fromkeys(
@@ -284,7 +281,7 @@ class Relay(Service):
         return self._stopping.is_set() or destination in self._pauses
 
     def _heed(self, pauses: Mapping[str, PausedDestination]) -> None:
-        """Send nothing to these destinations, and to all others again; called by the poller."""
+        """Stop sending to these destinations and resume all others. The poller calls this."""
         before, self._pauses = self._pauses, pauses
         if pauses.keys() != before.keys():
             self._scheduler.hold_back(frozenset(map(number_of, pauses)))
@@ -294,7 +291,7 @@ class Relay(Service):
         for name in sorted(pauses.keys() - before.keys()):
             self._emit(Paused(RELAY_SUBSCRIBER, name, *pauses[name]))
         for name in sorted(pauses.keys() - self._drained):
-            # A claim that was taken before it was held back is in progress until all of it is settled.
+            # A claim taken before the pause is in progress until all of it is settled.
             if not self._scheduler.is_in_progress(number_of(name)):
                 self._drained.add(name)
                 self._emit(Drained(RELAY_SUBSCRIBER, name))
@@ -302,13 +299,12 @@ class Relay(Service):
         self._reporter.set_state(held if pauses else "working")
 
     def _send(self) -> None:
-        """Work on claims until the scheduler is closed."""
         scheduler = self._scheduler
         while (claim := scheduler.take()) is not None:
             try:
                 self._start_wanted_senders()
                 result = self._sender.send(claim)
-            except BaseException as error:  # noqa: BLE001 - everything is as it was before, and is done again
+            except BaseException as error:  # noqa: BLE001 - nothing has changed, and the claim is tried again
                 pause = scheduler.fail(claim)
                 self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._outbox, error, pause))
             else:
@@ -345,7 +341,7 @@ class Relay(Service):
         self._report_overdue_calls()
 
     def _start_wanted_senders(self) -> None:
-        """Start senders in the place of those that hang. Once started, they stay."""
+        """Start senders to replace those that hang. Once started, they stay."""
         if self._started >= self._max_senders:
             return
         wanted = self._scheduler.wanted_senders()
@@ -395,7 +391,7 @@ class Relay(Service):
 
 
 def _most_senders(engine: Engine, senders: int, others: int) -> int:
-    """Return how many senders there may be, so that the engine's pool has connections left for others."""
+    """Return how many senders leave enough connections of the engine's pool for other work."""
     most, pool = MOST_SENDERS * senders, engine.pool
     if isinstance(pool, QueuePool) and pool.size() > 0 and pool._max_overflow >= 0:  # noqa: SLF001 - there is no other way
         connections = pool.size() + pool._max_overflow  # noqa: SLF001 - the same

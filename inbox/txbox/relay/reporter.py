@@ -1,4 +1,4 @@
-"""The reporter: writes a relay's row in outbox_relay, and deletes sent messages that were kept long enough."""
+"""The reporter: writes a relay's row in outbox_relay, and deletes sent messages that have been kept long enough."""
 
 import json
 import os
@@ -19,30 +19,32 @@ from txbox.status.activity import KEPT_DAYS
 from txbox.text import host_name, storable
 
 REPORT_SECONDS = 10.0
-"""Between reports that this relay is at work."""
+"""Seconds between reports that this relay is at work."""
 
 SOON_SECONDS = 1.0
-"""Between the first report and the second, which has a rate; and between two if something has changed."""
+"""Seconds until the second report, which has a rate; and between two reports if something has changed."""
 
 PURGE_SECONDS = 0.1
-"""Until the next one, while there are more."""
+"""Seconds until the next purge while there is more to delete."""
 
 OUTAGES = 20
-"""Destinations that could not be reached, of one report at most: the last ones."""
+"""Most unreachable destinations in one report: the latest ones."""
 
 OUTAGE_CHARACTERS = 500
-"""Of the error of each."""
+"""Characters kept of each outage's error."""
 
 DESTINATIONS = 100
-"""Destinations of one report at most: those that were sent to last."""
+"""Most destinations in one report: those sent to last."""
 
 OUTAGE_SECONDS = 300.0
-"""An outage of which no try was for so long is not reported: where messages wait, there are two tries a minute."""
+"""An outage without a try for this long is not reported: where messages wait, there are two tries a minute."""
 
 
 class RelayReporter:
-    """Keeps a relay's row in outbox_relay; only the status reads it. Senders call ``sent_to``, ``lost`` and
-    ``restored``, the poller calls ``set_state`` and ``work``."""
+    """Keeps a relay's row in outbox_relay, which only the status reads.
+
+    Senders call ``sent_to``, ``lost`` and ``restored``; the poller calls ``set_state`` and ``work``.
+    """
 
     def __init__(
         self,
@@ -51,13 +53,13 @@ class RelayReporter:
         purge_sent: Callable[[Connection], int] | None,
         counted_before: tuple[int, int] = (0, 0),
     ) -> None:
-        """Start with a report that is due.
+        """Make the first report due at once.
 
         Args:
             relay_id: of the relay.
             statements: for its tables.
             purge_sent: deletes some sent messages; None: they are not kept.
-            counted_before: how many messages the relay had sent, and failed to send, before it was started again.
+            counted_before: how many messages the relay had sent and how many were refused before it was started again.
         """
         self._relay_id = relay_id
         self._statements = statements
@@ -74,17 +76,17 @@ class RelayReporter:
         self._lock = threading.Lock()
 
     def set_state(self, state: str) -> None:
-        """Set what is reported: working; or paused, and drained, where some destination is."""
+        """Set the reported state: working, paused if a destination is, or drained."""
         self._changes += state != self._state
         self._state = state
 
     def sent_to(self, destination: str, messages: int) -> None:
-        """Count messages that were sent to a destination. May be called by any thread."""
+        """Count messages sent to a destination. Any thread may call this."""
         with self._lock:
             self._destinations[destination] = self._destinations.get(destination, 0) + messages
 
     def lost(self, destination: str, error: str) -> None:
-        """Remember that a destination could not be reached, and why. May be called by any thread."""
+        """Record that a destination cannot be reached, and why. Any thread may call this."""
         error = " ".join(storable(error).split())[:OUTAGE_CHARACTERS]
         with self._lock:
             before = self._outages.pop(destination, None)
@@ -95,15 +97,15 @@ class RelayReporter:
                 del self._outages[next(iter(self._outages))]
 
     def restored(self, destination: str) -> None:
-        """Forget that a destination could not be reached; it need not have been so. May be called by any thread."""
-        if destination in self._outages:  # without the lock, as it mostly is not, and this is asked for every batch
+        """Forget a destination's outage, if it had one. Any thread may call this."""
+        if destination in self._outages:  # without the lock: it is called for every batch, mostly without an outage
             with self._lock:
                 self._changes += self._outages.pop(destination, None) is not None
 
     def work(self, connection: Connection, sent: int, failed: int) -> None:
         """Do what is due; ``sent`` and ``failed`` count messages since the relay was started."""
         now = time.monotonic()
-        # The status recognises a live relay by its session: a new session is reported at once.
+        # The status recognises a live relay by its session, so a new session is reported at once.
         pid = getattr(getattr(connection.connection.driver_connection, "pgconn", None), "backend_pid", None)
         if now >= self._report_at or self._has_changes(now) or pid != self._backend_pid:
             self._report(connection, sent, failed, now, pid)
@@ -113,7 +115,7 @@ class RelayReporter:
         connection.commit()
 
     def end(self, connection: Connection, sent: int, failed: int) -> None:
-        """Report what was sent last, and delete the relay's row, and rows of relays that have died."""
+        """Report what was sent last, and delete this relay's row and the rows of relays that have died."""
         self._store(connection, self._figures(sent, failed, time.monotonic(), None))
         kept = timedelta(days=KEPT_DAYS)
         connection.exec_driver_sql(self._statements.delete_row, {"relay_id": self._relay_id, "kept": kept})
@@ -125,7 +127,7 @@ class RelayReporter:
         is_first = self._sent_before is None
         changes = self._changes
         figures = self._figures(sent, failed, now, pid)
-        # What is locked is reported the next time: messages do not wait for it.
+        # If the row is locked, it is reported next time: messages do not wait for it.
         unless_locked(
             connection,
             "the report of this relay, which looks as if it were gone",

@@ -1,4 +1,4 @@
-"""The scheduler: decides which destination is sent to next, and which are not to be tried for now."""
+"""The scheduler: decides which destination is sent to next, and which ones are left alone for now."""
 
 import math
 import threading
@@ -14,14 +14,14 @@ from txbox.relay.pending import FEW_LANES, Claim, PendingLanes
 from txbox.relay.sender import ClaimResult
 
 OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
-"""Between tries while a destination or the database cannot be reached."""
+"""The delay between tries while a destination or the database cannot be reached."""
 
 
 class InProgress(NamedTuple):
-    """A claim that was given out."""
+    """A claim that a sender holds."""
 
-    destination: int  # its number
-    health: DestinationHealth  # of the destination then
+    destination: int  # number of the destination
+    health: DestinationHealth  # of the destination when the claim was taken
     thread: int | None  # of the sender; None: the async sender, which has many
     began: float  # when, by ``time.monotonic``
 
@@ -30,16 +30,16 @@ class InProgress(NamedTuple):
 class DestinationChange:
     """What a claim's result means for its destination."""
 
-    restored: bool  # it could not be reached before, and can be now
-    pause_seconds: float  # for how long it is not tried, as it cannot be reached; 0.0 if it can
+    restored: bool  # could not be reached before, and can be now
+    pause_seconds: float  # how long it is left alone because it cannot be reached; 0.0 if it can
 
 
 class Scheduler:
-    """Takes in what the poller finds, and gives claims to senders, which bring back the results. Thread-safe.
+    """Collects what the poller finds, gives claims to senders and takes back their results. Thread-safe.
 
-    It remembers answers of one run of one server. That memory ends with any of the relay's connections, for a crash of
-    the server may have undone what it describes: after ``forget`` no claim is given out, and nothing of older claims is
-    taken back, until the poller has read the whole outbox::
+    Its memory holds answers of one run of one server. The memory ends with any of the relay's connections, because a
+    crash of the server may have undone what it describes. After ``forget``, the scheduler gives out no claim and takes
+    nothing back from older ones until the poller has read the whole outbox::
 
         m1 is refused: held ── crash: m1 waits as before ─────────────── m1, m2 are sent in order
                     "next: m2" ───────── forgotten ──── whole outbox: "next: m1"
@@ -55,19 +55,25 @@ class Scheduler:
         concurrency: int = 1,
         all_async: bool | None = False,
     ) -> None:
-        """Start empty; ``most_lanes`` is for a claim, ``senders`` and ``most_senders`` for ``FairShare``.
+        """Start empty.
 
-        ``call_began`` is that of ``Dispatcher``. ``concurrency`` is for ``AsyncShare``; ``all_async``: whether all
-        destinations are those of the async sender, or none. None: some are. Which ones, is found by whoever reads their
-        messages first: were it a matter of one kind of sender, those that hang there would hide those of the other.
+        Args:
+            most_lanes: of one claim.
+            senders: see ``FairShare``.
+            most_senders: see ``FairShare``.
+            call_began: see ``Dispatcher.call_began``.
+            concurrency: see ``AsyncShare``.
+            all_async: whether all destinations belong to the async sender, or none. None: some do, and whoever reads a
+                destination's messages first finds out which. If only one kind of sender did so, destinations that hang
+                there would hide those of the other kind.
         """
         self._pending = PendingLanes(most_lanes)
         self._share = FairShare(senders, senders if most_senders is None else most_senders)
         self._async_share = AsyncShare(concurrency)
         self._all_async = all_async
-        self._async: Recent[int, bool] = Recent()  # destinations, whether they are known to be the async sender's
+        self._async: Recent[int, bool] = Recent()  # by destination: whether it is known to belong to the async sender
         self._call_began = call_began
-        self._in_progress: dict[int, InProgress] = {}  # by the first lane of a claim
+        self._in_progress: dict[int, InProgress] = {}  # by a claim's first lane
         self._outages: Recent[int, int] = Recent()
         self._waiting_senders = 0
         self._closed = False
@@ -81,12 +87,12 @@ class Scheduler:
 
     @property
     def generation(self) -> int:
-        """The number of the memory; another one after each ``forget``."""
+        """The number of the current memory; ``forget`` changes it."""
         return self._generation
 
     @property
     def needs_everything(self) -> bool:
-        """Whether the memory was forgotten, and the whole outbox has to be read."""
+        """Whether the memory was forgotten, so that the whole outbox must be read."""
         return self._needs_everything
 
     def add(
@@ -98,10 +104,10 @@ class Scheduler:
         everything: bool = False,
         generation: int | None = None,
     ) -> None:
-        """Add lanes with new messages, from these positions on, and lanes with held keys that are due.
+        """Add lanes with new messages from these positions on, and lanes with held keys that are due.
 
-        ``everything``: the whole outbox was read, and what was added before does not count. ``generation`` is that of
-        the memory when the poll began: if it is another one by now, this comes too late.
+        ``everything``: the whole outbox was read, and this replaces what was added before. ``generation``: that of the
+        memory when the poll began; if it has changed, this comes too late and is ignored.
         """
         with self._changed:
             if generation not in (None, self._generation) or (self._needs_everything and not everything):
@@ -114,15 +120,15 @@ class Scheduler:
             self._notify()
 
     def forget(self) -> None:
-        """Forget what was added, and give out no claim before the whole outbox was read."""
+        """Forget what was added, and give out no claim until the whole outbox has been read."""
         with self._changed:
             self._forget()
 
     def take(self) -> Claim | None:
-        """Wait for a claim, and take it; None once the scheduler is closed."""
+        """Wait for a claim and take it; return None once the scheduler is closed."""
         with self._changed:
             self._waiting_senders += 1
-        # One thread waits for changes, the others to be that one: changes come hundreds of times a second.
+        # One thread waits for changes and the others wait to be that one: changes come hundreds of times a second.
         with self._waiting, self._changed:
             try:
                 while not self._closed:
@@ -131,7 +137,7 @@ class Scheduler:
                         return self._given(claim, now, self._share.health(claim.destination), threading.get_ident())
                     seconds = self._pending.next_change(after=now) - now
                     if self._pending.destinations and self._in_progress:
-                        seconds = min(seconds, SLOW_SECONDS / 2)  # a call may have turned out to hang
+                        seconds = min(seconds, SLOW_SECONDS / 2)  # a call may turn out to hang
                     self._changed.wait(None if math.isinf(seconds) else max(seconds, 0.0))
                 return None
             finally:
@@ -142,10 +148,10 @@ class Scheduler:
 
         Args:
             most_lanes: of all claims together; 0: only wait.
-            seconds: to wait at most.
+            seconds: how long to wait at most.
 
         Returns:
-            The claims; none, when it was woken, as by ``close``, or when the time has passed.
+            The claims; none after ``wake`` or ``close``, or when the time is up.
         """
         deadline = time.monotonic() + seconds
         with self._async_changed:
@@ -166,7 +172,6 @@ class Scheduler:
             self._async_changed.notify()
 
     def wanted_senders(self) -> int:
-        """Return how many senders there should be now."""
         with self._changed:
             self._count(time.monotonic())
             return self._share.wanted_senders
@@ -190,7 +195,7 @@ class Scheduler:
         return DestinationChange(was_away and result.outage is None, pause)
 
     def fail(self, claim: Claim) -> float:
-        """Take back a claim that has no result, and return for how many seconds its destination is not tried.
+        """Take back a claim without a result, and return for how many seconds its destination is left alone.
 
         A connection may be lost, so the memory ends.
         """
@@ -201,25 +206,22 @@ class Scheduler:
         return pause
 
     def hold_back(self, destinations: frozenset[int]) -> None:
-        """Give out no claims of these destinations, and of no others, until it is called again; they are paused."""
+        """Give out no claims of these destinations, which are paused, and only of these, until the next call."""
         with self._changed:
             self._pending.hold_back(destinations)
             self._notify()
 
     def is_in_progress(self, destination: int) -> bool:
-        """Return whether a sender has a claim of a destination."""
         with self._changed:
             return any(destination == claim.destination for claim in self._in_progress.values())
 
     def close(self) -> None:
-        """Give out no more claims."""
         with self._changed:
             self._closed = self._woken = True
             self._notify()
 
     @property
     def closed(self) -> bool:
-        """Whether no more claims are given out."""
         return self._closed
 
     def _next(self, now: float) -> Claim | None:
@@ -242,7 +244,7 @@ class Scheduler:
             claim = self._pending.take(
                 now,
                 rank=lambda destination: share.rank(destination) if self._is_async(destination) is not False else None,
-                # Each destination that waits is to have some.
+                # Leave some for each destination that waits.
                 most_lanes=min(max(most_lanes // max(self._pending.destinations, 1), 1), FEW_LANES),
             )
             if claim is None:
@@ -254,7 +256,7 @@ class Scheduler:
         return claims
 
     def _is_async(self, destination: int) -> bool | None:
-        """Return whether a destination is the async sender's; None: that is not known yet, and it may try."""
+        """Return whether a destination belongs to the async sender; None: not known yet, so it may try."""
         return self._async.get(destination, self._all_async)
 
     def _given(self, claim: Claim, now: float, health: DestinationHealth, thread: int | None) -> Claim:

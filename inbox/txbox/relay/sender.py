@@ -1,21 +1,21 @@
-"""Sending the messages of some lanes: one transaction that claims them, sends, and settles.
+"""Send the messages of some lanes in one transaction that claims them, sends, and settles.
 
 ::
 
     BEGIN ─┐
       claim│    try-lock each lane, for this transaction; another relay that tries it leaves it out
-      read ┘    what is in the lanes, in a statement of its own: the locks are older than its snapshot, so what the
+      read ┘    what is in the lanes, in a separate statement: the locks are older than its snapshot, so what the
                 last owner of a lane has settled is seen as settled
                 ···· here the messages go to the broker; the transaction holds no snapshot and has no number ····
       settle ┐  delete what was sent, postpone what was refused
     COMMIT ──┘  and the lanes are free
 
-What is bracketed is one round trip, for a batch of new messages that all are sent. Where keys are held, or messages
-refused, their statements come one by one in between.
+Each bracket is one round trip, for a batch of new messages that are all sent. If keys are held or messages refused,
+their statements come one by one in between.
 
-Anything that ends the transaction before its commit (a crash, a lost connection, a failover) leaves the messages as
-they were, for the next relay, which sends them again under the same ids. A relay that does not run (stopped, swapped
-out, cut off) has its transaction ended by the server, after a time; when it wakes, it asks before it sends on.
+Whatever ends the transaction before its commit (a crash, a lost connection, a failover) leaves the messages as they
+were. The next relay sends them again under the same ids. If a relay does not run (stopped, swapped out, cut off), the
+server ends its transaction after a time; when it wakes, it checks its claim before it sends on.
 """
 
 import json
@@ -43,11 +43,11 @@ from txbox.relay.settlement import BatchSettlement, FailedKey, Row, settle
 from txbox.text import storable
 
 TIMED_SINCE = (17,)
-"""The version of PostgreSQL that brought transaction_timeout."""
+"""The PostgreSQL version that introduced transaction_timeout."""
 
 
 class RelayStatements(SqlFile, file="relay.sql"):
-    """The statements of ``relay.sql``; those of the poller and the reporter, too."""
+    """The statements of ``relay.sql``, including those of the poller and the reporter."""
 
     missing_rights: str
     default_isolation: str
@@ -86,16 +86,16 @@ class RelayStatements(SqlFile, file="relay.sql"):
 
 @dataclass(slots=True)
 class ClaimResult:
-    """The result of a claim."""
+    """What came of a claim."""
 
     settlement: BatchSettlement = field(default_factory=BatchSettlement)  # what became of the messages
-    fresh: dict[int, int] = field(default_factory=dict)  # lanes in which more is to be sent, from these positions on
-    due: set[int] = field(default_factory=set)  # lanes with held keys to be tried again at once
-    locked: frozenset[int] = frozenset()  # those of these lanes that another relay works on
+    fresh: dict[int, int] = field(default_factory=dict)  # lanes with more to send, each with the position to go on from
+    due: set[int] = field(default_factory=set)  # lanes with held keys to try again at once
+    locked: frozenset[int] = frozenset()  # lanes of the claim that another relay works on
     outage: BrokerError | None = None  # why the broker cannot be reached; None if it can
     destination: str | None = None  # where the messages went; None if there were none
-    slowest_seconds: float = 0.0  # how long the slowest call of a publisher took
-    is_async: bool | None = None  # whether its destination is an async sender's; None: that was not found
+    slowest_seconds: float = 0.0  # duration of a publisher's slowest call
+    is_async: bool | None = None  # whether an async sender has its destination; None: unknown
 
 
 class Sender:
@@ -115,7 +115,7 @@ class Sender:
         keep_sent: bool,
         publish_timeout_seconds: float,
     ) -> None:
-        """Take the arguments of ``Relay``."""
+        """Store the arguments of ``Relay``."""
         self._engine = engine
         self._statements = statements
         self._dispatcher = dispatcher
@@ -128,9 +128,9 @@ class Sender:
         self._publish_timeout_seconds = publish_timeout_seconds
 
     def send(self, claim: Claim) -> ClaimResult:
-        """Send the messages of these lanes, as many as one batch takes.
+        """Send the messages of these lanes, up to one batch.
 
-        Raises any error of the driver: the database cannot be worked with; everything is as it was.
+        Raises any error of the driver if the database fails; then nothing has changed.
         """
         result = ClaimResult()
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
@@ -159,17 +159,17 @@ class Sender:
         end: str | None = None,
         same: set[str] | None = None,
     ) -> tuple[list[Row], set[FailedKey]]:
-        """Claim lanes, and read their messages; return them, and their keys that are held.
+        """Claim lanes and read their messages; return the messages, and those of their keys that are held.
 
         Args:
             connection: in a transaction, or about to begin one.
             cursor: of the driver.
             claim: the lanes.
-            result: gets the lanes that another relay has, and those in which there is more.
-            steps: what claims them, the last of them, which are run first.
-            limit: of messages; None: those of one batch.
-            end: the statement behind what is read; None: ``drop_snapshot``.
-            same: what the server of this session was found to be before, which is one server; gets what it is now.
+            result: gets the lanes that another relay has, and those that have more messages.
+            steps: run first; the last of them claims the lanes.
+            limit: most messages; None: those of one batch.
+            end: the statement after the reading; None: ``drop_snapshot``.
+            same: identities that this session's one server has had before; gets its current one.
         """
         sql, limit = self._statements, self._batch_size if limit is None else limit
         last = Step(Statement.of(end or sql.drop_snapshot, has_plan=False))
@@ -193,13 +193,13 @@ class Sender:
             cursor.execute(sql.held_keys, _keys(keys))
             held |= {FailedKey(*row) for row in cursor.fetchall()}
         if claim.due or any_held:
-            # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used. A
-            # broker that hangs must not hold vacuum back.
+            # The server keeps an answer's snapshot until the next statement, for a cursor that is not used. A broker
+            # that hangs must not hold back vacuum.
             run_steps(connection, [last])
         return due + fresh, held
 
     def claim_step(self, connection: Connection, lanes: Iterable[int] = ()) -> Step:
-        """Return what begins a transaction of the relay's, and claims lanes to its end."""
+        """Return the step that begins a relay's transaction, and claims lanes until it ends."""
         timed = (connection.dialect.server_version_info or ()) >= TIMED_SINCE
         statement = Statement.of(self._statements.claim_timed if timed else self._statements.claim)
         idle_timeout = str(round(self._publish_timeout_seconds * 1000))
@@ -207,9 +207,9 @@ class Sender:
 
     @staticmethod
     def claimed(connection: Connection, answer: Any) -> tuple[str, list[int]]:
-        """Return which run of which server has answered a claiming step, and the lanes that it has claimed.
+        """Return which run of which server answered a claiming step, and the lanes that the step claimed.
 
-        Raises ``BrokerError`` if that cannot be written to.
+        Raises ``BrokerError`` if the server is read-only.
         """
         *_, server, read_only, lanes = rows_of(connection, answer)[0]
         if read_only:
@@ -227,7 +227,7 @@ class Sender:
         last: Step,
         same: set[str] | None,
     ) -> tuple[set[int], Any]:
-        """Claim lanes, and read what is new in them if nothing comes before it; return the lanes, and the answer."""
+        """Claim lanes, and read new messages unless held ones come first; return the lanes and the answer."""
         read = [] if claim.due else self._read_steps(claim.fresh, limit // len(claim.fresh), last)
         answers = begin_with(connection, *steps, *read)
         server, lanes = self.claimed(connection, answers[len(steps) - 1])
@@ -239,7 +239,7 @@ class Sender:
     def _read_due(
         self, cursor: Any, lanes: Set[int], limit: int, result: ClaimResult
     ) -> tuple[list[Row], set[FailedKey]]:
-        """Read messages of held keys whose time has come; return them, and the keys."""
+        """Read messages of held keys that are due; return the messages and the keys."""
         if not lanes:
             return [], set()
         cursor.execute(self._statements.due_keys, {"lanes": sorted(lanes), "limit": limit})
@@ -254,7 +254,7 @@ class Sender:
         return [_row(found) for found in cursor.fetchall()], keys
 
     def _read_steps(self, wanted: Mapping[int, int], each: int, last: Step) -> list[Step]:
-        """Return what reads new messages, up to so many of each lane, and lets go of its snapshot; or nothing."""
+        """Return the steps that read up to ``each`` new messages of each lane and drop the snapshot; or nothing."""
         if not wanted or each < 1:
             return []
         read = Statement.of(self._statements.read_fresh).with_values(
@@ -268,7 +268,7 @@ class Sender:
     def _read_fresh(
         self, connection: Connection, answer: Any, wanted: Mapping[int, int], each: int, result: ClaimResult
     ) -> tuple[list[Row], bool]:
-        """Return new messages, and whether any key of their lanes is held; none, if they were not asked for."""
+        """Return new messages, and whether any key of their lanes is held; none if they were not asked for."""
         if answer is None:
             result.fresh |= wanted
             return [], False
@@ -277,7 +277,7 @@ class Sender:
             return [], False
         read = [_row(row) for row in found]
         *_, bytes_before, any_held = found[-1]
-        # Perhaps it was cut off by its bytes: at worst, the lanes are read once more and nothing is found.
+        # The byte limit may have cut it off: at worst, the lanes are read once more and nothing is found.
         cut = bytes_before + len(read[-1].message.body) >= self._batch_bytes
         last: dict[int, list[int]] = {}
         for row in read:
@@ -290,13 +290,13 @@ class Sender:
 
     @staticmethod
     def sendable(rows: Iterable[Row], held: Set[FailedKey]) -> list[Row]:
-        """Return those messages whose key does not wait for another one."""
+        """Return the messages whose key is not waiting for another message."""
         return [row for row in rows if row.held or row.ordered not in held]
 
     def conclude(
         self, rows: Sequence[Row], held: Set[FailedKey], dispatched: DispatchResult, result: ClaimResult
     ) -> None:
-        """Put into a claim's result what became of its messages, at least one."""
+        """Store in a claim's result what became of its messages, of which there is at least one."""
         result.destination = rows[0].message.destination
         result.outage, result.slowest_seconds = dispatched.outage, dispatched.slowest_seconds
         result.settlement = settle(
@@ -306,7 +306,7 @@ class Sender:
 
     @staticmethod
     def leave(rows: Iterable[Row], result: ClaimResult) -> None:
-        """Put into a claim's result that these messages are still to be sent."""
+        """Record in a claim's result that these messages are still to be sent."""
         for row in rows:
             if row.held:
                 result.due.add(row.lane)
@@ -319,13 +319,13 @@ class Sender:
         if settlement.sent:
             settled = sql.keep_messages if self._keep_sent else sql.delete_messages
             others = settlement.dead or settlement.again or settlement.behind or settlement.moved
-            # Listeners of the host's may have something to add before the commit.
+            # Commit listeners of the host's may still add something.
             if not others and not len(self._engine.dispatch.commit):
                 commit(connection, Statement.of(settled).with_values(**_places(settlement.sent)), guarded=False)
                 return  # SQLAlchemy's commit finds nothing left to do
             cursor.execute(settled, _places(settlement.sent))
         if settlement.dead or settlement.again or settlement.behind:
-            # Before the rest of its key is sent, the end of a message, or its place before them, is on the disk.
+            # Write to disk that a message is gone, or held ahead of its key, before the rest of that key is sent.
             cursor.execute(sql.wait_for_disk)
         if settlement.dead:
             cursor.execute(sql.take_messages, _places([row for row, _ in settlement.dead]))
@@ -352,7 +352,7 @@ class Sender:
 
 
 def check_server(expected: str, same: Set[str]) -> None:
-    """Raise ``BrokerError`` if ``Claim.server`` is none of these, all of which are one server.
+    """Raise ``BrokerError`` unless ``expected`` is among these identities, all of one server.
 
     A pool may have replaced a lost connection unnoticed.
     """
@@ -368,7 +368,7 @@ def _row(found: Any) -> Row:
 
 
 def _headers(text: str) -> tuple[Mapping[str, str], str | None]:
-    """Return headers, or none and what is wrong with them: rows that ``publish`` did not write may hold anything."""
+    """Return headers, or none and what is wrong with them: a row that ``publish`` did not write may hold anything."""
     if text == "{}":
         return {}, None
     try:
@@ -390,14 +390,14 @@ def _places(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def array(numbers: Iterable[int]) -> str:
-    """Return numbers as an array in Postgres's text form."""
+    """Return numbers in the text form of a Postgres array."""
     return f"{{{','.join(map(str, numbers))}}}"
 
 
 def _letter(row: Row, refusal: Refused) -> DeadLetter:
     message = row.message
     return DeadLetter(
-        # A message may be sent to several destinations under one id: a letter for each.
+        # A message may be sent to several destinations under one id, with one letter for each.
         subscriber_id=f"{RELAY_SUBSCRIBER}:{message.destination}",
         message_id=message.id,
         reason=Reason.FAILED,

@@ -1,4 +1,4 @@
-"""How the messages of a batch are settled after they were sent, or were not. Pure, no I/O."""
+"""Decide how the messages of a batch are settled after an attempt to send them. Pure, no I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -21,42 +21,42 @@ class Row:
 
     lane: int
     position: int
-    held: bool  # whether its key was held when it was read
+    held: bool  # whether its key was held when the row was read
     message: OutboxMessage
-    age: float = 0.0  # how long ago it was published when it was read, in seconds by the database's clock
+    age: float = 0.0  # seconds since it was published, when it was read, by the database's clock
     flaw: str | None = None  # why it cannot be sent to any destination; None if it can
 
     @property
     def ordered(self) -> FailedKey | None:
-        """Whose order it keeps; None if it has no key."""
+        """The key whose order this message keeps; None if it has no key."""
         key = self.message.key
         return None if key is None else FailedKey(self.lane, self.message.destination, key)
 
 
 @dataclass(slots=True)
 class BatchSettlement:
-    """What is to be done with the rows of a batch."""
+    """What to do with the rows of a batch."""
 
-    sent: list[Row] = field(default_factory=list)  # gone
-    # Refused, to be sent again after a while; the key of each is held.
+    sent: list[Row] = field(default_factory=list)  # to be deleted
+    # Refused, and to be sent again after a while; the key of each is held.
     again: list[tuple[Row, Refused]] = field(default_factory=list)
-    # Refused for the last time, to be parked as dead letters.
+    # Refused for the last time, and to be parked as dead letters.
     dead: list[tuple[Row, Refused]] = field(default_factory=list)
-    # Not tried because a message of their key before them was refused, or their key was held; to be held.
+    # Not tried, because an earlier message of their key was refused or their key was held; to be held.
     behind: list[Row] = field(default_factory=list)
-    # Keys that were held and of which messages are gone: the next one of each is due.
+    # Keys that were held and have had messages settled: the next message of each is due.
     moved: set[FailedKey] = field(default_factory=set)
-    # Not tried because the broker could not be reached; they stay as they are.
+    # Not tried, because the broker could not be reached; they stay as they are.
     left: list[Row] = field(default_factory=list)
 
     @property
     def changes(self) -> bool:
-        """Whether anything in the outbox is to be changed."""
+        """Whether this changes anything in the outbox."""
         return bool(self.sent or self.again or self.dead or self.behind or self.moved)
 
     @classmethod
     def merged(cls, settlements: "Iterable[BatchSettlement]") -> "BatchSettlement":
-        """Return what several say, of different rows, as one."""
+        """Return several settlements of different rows as one."""
         every = cls()
         for one in settlements:
             every.sent += one.sent
@@ -78,8 +78,12 @@ def settle(
 ) -> BatchSettlement:
     """Decide what becomes of each row, in the order in which they were read.
 
-    ``sent`` and ``refused`` are positions, the second with the refusals; those in neither were not tried. ``held`` are
-    the keys that were held before. After ``max_attempts`` refusals a message is dead; None: never.
+    Args:
+        rows: the rows of the batch.
+        sent: positions of the messages that were sent.
+        refused: the refusals, by position. Positions in neither ``sent`` nor ``refused`` were not tried.
+        held: keys that were held before.
+        max_attempts: refusals after which a message is dead; None: never.
     """
     settlement = BatchSettlement()
     holding = set(held)

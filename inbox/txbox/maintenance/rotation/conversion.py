@@ -1,16 +1,16 @@
-"""Conversion: a live inbox becomes one that rotates, and one table again, while workers go on.
+"""Conversion: turn a live inbox into one that rotates, or back into one table, while workers go on.
 
 ::
 
     one table ── column generation = 1 ── CHECK, not valid ── validated (online) ── the switch ──▶ rotating
     one table ◀── the switch ── no row in an older generation ── rows moved block by block (online) ── rotating
 
-Each arrow is a transaction of its own, and what was begun and interrupted goes on when it is run again. The switches
-take the exclusive lock as a rotation does (``txbox.maintenance.rotation.generations``), and read no rows.
+Each arrow is a separate transaction. A conversion that was interrupted goes on when it is run again. The switches take
+the exclusive lock as a rotation does (``txbox.maintenance.rotation.generations``), and read no rows.
 
-A row that is moved is seen in one place by every snapshot: in the older generation, by ``processed_earlier``, or in the
-current one. A snapshot that is older than the switch back looks for older generations that are gone; the primary key
-then has the row, which is younger than the snapshot: 40001.
+Every snapshot sees a moved row in one place: in the older generation, by ``processed_earlier``, or in the current one.
+A snapshot older than the switch back looks for older generations that are gone. The primary key then has the row, which
+is younger than the snapshot: 40001.
 """
 
 import time
@@ -38,14 +38,12 @@ LETTERS_AT_ONCE = 500
 """Rows of letters that one transaction moves."""
 
 ROW_LOCK_MS = 2_000
-"""How long a transaction that moves rows waits for one that someone else has locked."""
+"""How long a transaction that moves rows waits for a locked row."""
 
 AGAIN = Backoff(first_seconds=0.05, longest_seconds=1.0)
 
 
 class ConversionStatements(SqlFile, file="conversion.sql"):
-    """The statements of ``conversion.sql``."""
-
     form: str
     hindrances: str
     add_generation: str
@@ -61,7 +59,7 @@ class ConversionStatements(SqlFile, file="conversion.sql"):
 
 
 class InboxConversion:
-    """Turns one inbox into a rotating one, or back. It takes the rights of the tables' owner."""
+    """Turns an inbox into a rotating one, or back. Needs the rights of the tables' owner."""
 
     def __init__(
         self,
@@ -72,13 +70,13 @@ class InboxConversion:
         wait: Callable[[float], bool | None] = time.sleep,
         say: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Name where the tables are.
+        """Store where the tables are.
 
         Args:
             engine: where transactions are opened.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
-            wait: pauses for so many seconds; returns whether to give up.
+            wait: pauses for this many seconds; returns whether to give up.
             say: called with each step that is done.
         """
         self._engine = adopt(engine)
@@ -97,23 +95,23 @@ class InboxConversion:
         return bool(self._form().partitioned)
 
     def hindrances(self) -> list[str]:
-        """Return what others have made of the inbox that a conversion would break, in words."""
+        """Return, in words, what others have attached to the inbox and a conversion would break."""
         with short_transaction(self._engine) as connection:
             return list(connection.exec_driver_sql(self._sql.hindrances).scalars())
 
     def forward(self, *, tries: int = TRIES) -> bool:
-        """Turn the inbox into a rotating one. What was interrupted goes on; a rotating one is left alone.
+        """Turn the inbox into a rotating one. Resumes an interrupted conversion; leaves a rotating inbox alone.
 
         Args:
-            tries: how often each lock is waited for.
+            tries: how often each lock is tried.
 
         Returns:
-            False: transactions that use the inbox did not end meanwhile; run it again.
+            False if transactions that use the inbox did not end in time; run it again.
 
         Raises:
             SchemaMissing: there is no inbox.
-            InvalidConfiguration: others have made something of the table that would be left behind; or the prefix is
-                too long for the names of generations.
+            InvalidConfiguration: others have attached something to the table that would be left behind; or the prefix
+                is too long for the names of generations.
         """
         if problem := prefix_problem(self._prefix):
             raise InvalidConfiguration(f"{problem}, and those of generations are longer than their table's")
@@ -138,17 +136,17 @@ class InboxConversion:
         return True
 
     def back(self, *, tries: int = TRIES) -> bool:
-        """Turn the inbox into one table again: older generations are moved into the current one before.
+        """Turn the inbox into one table again, after moving older generations into the current one.
 
         Args:
-            tries: how often each lock is waited for.
+            tries: how often each lock is tried.
 
         Returns:
-            False: transactions that use the inbox did not end meanwhile; run it again.
+            False if transactions that use the inbox did not end in time; run it again.
 
         Raises:
             SchemaMissing: there is no inbox.
-            InvalidConfiguration: others have made something of the table that would be lost.
+            InvalidConfiguration: others have attached something to the table that would be lost.
         """
         form = self._form()
         if not form.partitioned:
@@ -167,7 +165,7 @@ class InboxConversion:
         return False
 
     def _move_older(self, tries: int) -> None:
-        """Move the rows of each older generation into the current one, and drop it when it is empty."""
+        """Move the rows of each older generation into the current one, and drop the older one when it is empty."""
         with short_transaction(self._engine) as connection:
             older = connection.exec_driver_sql(self._sql.older_generations).all()
         for generation, closed_at, blocks in older:
@@ -194,7 +192,7 @@ class InboxConversion:
 
     @contextmanager
     def _without_time_limit(self) -> Iterator[Connection]:
-        """Begin a transaction for what reads a whole table, and locks nobody out."""
+        """Begin a transaction for reading a whole table without locking anybody out."""
         with short_transaction(self._engine) as connection:
             connection.exec_driver_sql(SERVER.no_time_limit)
             yield connection

@@ -1,19 +1,19 @@
-"""Generations of a rotating inbox: the newest takes what is recorded, the older ones are only asked, the oldest goes.
+"""Generations of a rotating inbox: the newest records ids, the older ones are only read, the oldest is dropped.
 
-An inbox that rotates is the table ``processed_message`` in partitions, each with the primary key that one table has.
-``txbox db rotate-inbox`` makes it so (``txbox.maintenance.rotation.conversion``). What is recorded goes into the newest
-one, if the view ``processed_earlier`` has it in none of the others (``inbox.sql``).
+A rotating inbox is the table ``processed_message`` in partitions, each with the same primary key as the single table.
+``txbox db rotate-inbox`` converts it (``txbox.maintenance.rotation.conversion``). An id is recorded in the newest
+partition unless the view ``processed_earlier`` has it in one of the others (``inbox.sql``).
 
-A rotation is one transaction, behind a lock that no transaction shares which records::
+A rotation is one transaction, behind a lock that conflicts with every transaction that records::
 
     A records in 1 ───────────── A commits
          R waits for the lock ────────────┘ makes 2, the default, and the view of 1 ── R commits
               B waits behind R ───────────────────────────────────────────────────────────────┘ records in 2
 
-B is planned and has its snapshot behind its locks, so it sees what A has recorded. A bulk load's chunk that looks for
-its ids and then inserts them holds the lock from the one to the other. R waits for ``LOCK_MS`` at a time at most, so B
-does, too, and no deadlock is ever found that ends someone else's transaction; a transaction that is long only postpones
-the rotation.
+B is planned and takes its snapshot behind its locks, so it sees what A has recorded. A bulk load's chunk looks for its
+ids and then inserts them, and holds the lock from one to the other. R waits at most ``LOCK_MS`` at a time, and so does
+B. That is too short for a deadlock to be found that would end someone else's transaction; a long transaction only
+postpones the rotation.
 """
 
 import json
@@ -40,22 +40,22 @@ from txbox.postgres.transactions import short_transaction
 __all__ = ["Generation", "Generations", "is_contended"]
 
 LOCK_MS = 80
-"""How long the exclusive lock is waited for at once; what records waits behind it. Less than deadlock_timeout."""
+"""How long one try waits for the exclusive lock; recording waits behind it. Less than deadlock_timeout."""
 
 TRIES = 30
-"""How often it is waited for."""
+"""How often the lock is tried."""
 
 AGAIN = Backoff(first_seconds=0.05, longest_seconds=2.0)
 """The pauses between the tries."""
 
 MOST_GENERATIONS = 24
-"""What records locks each generation and its key, and Postgres has room for 64 locks of each connection by default."""
+"""Recording locks each generation and its key, and by default Postgres has room for 64 locks per connection."""
 
 MOVED_AT_ONCE = 500
 """Rows of parked messages that one transaction moves."""
 
 POLL_SECONDS = 0.2
-"""Between two looks at the transactions that run."""
+"""Seconds between two looks at the running transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Generation:
 
     Attributes:
         generation: its number.
-        opened_at: since when ids were recorded in it; the first one has those from before, too.
-        closed_at: since when none is; None: it is the current one.
-        rows: by the planner's figures.
-        bytes: with the primary key.
+        opened_at: when recording into it began; the first one also has earlier ids.
+        closed_at: when recording into it ended; None: it is the current one.
+        rows: by the planner's estimate.
+        bytes: including the primary key.
     """
 
     generation: int
@@ -78,8 +78,6 @@ class Generation:
 
 
 class GenerationStatements(SqlFile, file="generations.sql"):
-    """The statements of ``generations.sql``."""
-
     rotates: str
     generations: str
     rotate: str
@@ -92,7 +90,7 @@ class GenerationStatements(SqlFile, file="generations.sql"):
 
 
 class Generations:
-    """The generations of one inbox. What changes them takes the rights of the tables' owner."""
+    """The generations of one inbox. Changing them needs the rights of the tables' owner."""
 
     def __init__(
         self,
@@ -102,13 +100,13 @@ class Generations:
         prefix: str = "",
         wait: Callable[[float], bool | None] = time.sleep,
     ) -> None:
-        """Name where the tables are.
+        """Store where the tables are.
 
         Args:
             engine: where short transactions are opened.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
-            wait: pauses for so many seconds; returns whether to give up.
+            wait: pauses for this many seconds; returns whether to give up.
         """
         self._engine = adopt(engine)
         self._sql = GenerationStatements.load(schema, prefix)
@@ -127,15 +125,15 @@ class Generations:
             return [Generation(**with_moments(row, "opened_at", "closed_at")) for row in rows]
 
     def rotate(self, *, tries: int = TRIES, most: int = MOST_GENERATIONS) -> bool:
-        """Open a new generation, which takes what is recorded from now on.
+        """Open a new generation, into which ids are recorded from now on.
 
         Args:
-            tries: how often the lock is waited for.
-            most: how many there may be.
+            tries: how often the lock is tried.
+            most: how many generations there may be.
 
         Returns:
-            False: transactions that use the inbox did not end meanwhile, or there are that many. Nothing has changed;
-            try again later.
+            False if transactions that use the inbox did not end in time, or there are already that many generations.
+            Nothing has changed; try again later.
 
         Raises:
             DBAPIError: as the database raised it; 55000: the inbox does not rotate.
@@ -151,7 +149,7 @@ class Generations:
         return self.exclusively(lambda connection: connection.exec_driver_sql(self._sql.rotate), tries=tries)
 
     def settle(self, *, seconds: float) -> Mapping[str, float]:
-        """Read the horizons, wait until every transaction that runs sees them, and return them for ``forget``.
+        """Read the horizons, wait until every running transaction sees them, and return them for ``forget``.
 
         A horizon that moves during the wait does not count: a transaction that began meanwhile may not see it::
 
@@ -160,8 +158,8 @@ class Generations:
                                  B begins ─────────────────── records by its old snapshot
                                     a horizon moves
 
-        What has committed before the transactions are listed is in the snapshot of every later one, as CREATE INDEX
-        CONCURRENTLY has it. A VACUUM is not waited for.
+        Whatever committed before the transactions are listed is in the snapshot of every later one; CREATE INDEX
+        CONCURRENTLY relies on the same. A VACUUM is not waited for.
 
         Args:
             seconds: how long to wait at most.
@@ -196,21 +194,22 @@ class Generations:
     def forget(
         self, *, settled: Mapping[str, float], slack: timedelta = PRODUCER_SLACK, tries: int = TRIES
     ) -> tuple[int, ...]:
-        """Drop every generation all of whose ids lie behind their subscribers' horizons; return their numbers.
+        """Drop every generation whose ids all lie behind their subscribers' horizons; return the numbers dropped.
 
-        A generation is taken out of the inbox under a lock that is held for a moment, and its files are removed
-        afterwards. One that was cut off between the two is dropped the next time.
+        A generation is detached from the inbox under a lock that is held for a moment, and its files are removed
+        afterwards. If that is interrupted between the two, the next call drops the table.
 
-        Rows of letters that wait, and of those that were discarded since the horizon, are moved into the current
-        generation before. One whose lock cannot be had, or whose letters are being redriven, is left for the next time.
+        Before that, rows of letters that wait, and of letters discarded since the horizon, are moved into the current
+        generation. A generation whose lock cannot be had, or whose letters are being redriven, is left for the next
+        time.
 
-        Only horizons that every running transaction sees count. One whose snapshot is older than a horizon knows
-        neither the horizon nor the id, and would run the message again.
+        Only horizons that every running transaction sees count. A transaction whose snapshot is older than a horizon
+        sees neither the horizon nor the id, and would run the message again.
 
         Args:
-            settled: the horizons that ``settle`` has returned; those in the database may have moved since.
+            settled: the horizons that ``settle`` returned; those in the database may have moved since.
             slack: by how much the clocks of a sender and of the database may differ.
-            tries: how often the lock is waited for, for each generation.
+            tries: how often the lock is tried for each generation.
 
         Raises:
             InvalidConfiguration: ``settled`` is no mapping.
@@ -227,11 +226,11 @@ class Generations:
         return tuple(generation for generation, closed_at in found if self._forget(generation, closed_at, tries))
 
     def exclusively(self, change: Callable[[Connection], object], *, tries: int = TRIES) -> bool:
-        """Run a change that takes the inbox's exclusive lock in a transaction of its own; return False if it is busy.
+        """Run a change that takes the inbox's exclusive lock, in its own transaction; return False if it is busy.
 
         Args:
-            change: is run again from its start after a lock that it could not have, and after a deadlock.
-            tries: how often, at most.
+            change: runs again from its start after a lock timeout or a deadlock.
+            tries: how often it runs at most.
         """
 
         def work() -> None:
@@ -255,10 +254,10 @@ class Generations:
             return connection.exec_driver_sql(self._sql.move_parked, moved).rowcount
 
     def drop_detached(self, *, tries: int = TRIES) -> tuple[int, ...]:
-        """Drop the tables of the generations that are detached, and return their numbers.
+        """Drop the tables of detached generations, and return their numbers.
 
         Args:
-            tries: how often the lock of each is waited for; one that somebody reads is left for the next time.
+            tries: how often each lock is tried; a table that somebody reads is left for the next time.
         """
         with short_transaction(self._engine) as connection:
             detached = tuple(connection.exec_driver_sql(self._sql.detached).scalars())
@@ -267,12 +266,12 @@ class Generations:
         return detached
 
     def drop(self, generation: int, closed_at: int, *, tries: int = TRIES) -> bool:
-        """Take a closed generation out of the inbox, and drop it; return False if its lock could not be had.
+        """Detach a closed generation from the inbox and drop it; return False if its lock could not be had.
 
         Args:
-            generation: its number. Rows of letters that wait keep it where it is; all its others are gone.
-            closed_at: when it was closed, in microseconds since 1970; a younger one of this number stays.
-            tries: how often the lock is waited for.
+            generation: its number. If rows of letters that wait are in it, it stays; all its other rows are gone.
+            closed_at: when it was closed, in microseconds since 1970; a younger generation of this number stays.
+            tries: how often the lock is tried.
         """
 
         def detach(connection: Connection) -> None:
@@ -288,7 +287,7 @@ class Generations:
 
 
 def is_contended(error: BaseException) -> bool:
-    """Whether a transaction could not have its locks, and may have them when it is run again."""
+    """Return whether a transaction could not get its locks and may get them if it is run again."""
     return is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
 
 

@@ -1,4 +1,4 @@
-"""The task that rotates an inbox: opens a generation when it is due, and drops those that are forgotten."""
+"""The task that rotates an inbox: opens a generation when one is due, and drops those that are forgotten."""
 
 import logging
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from txbox.maintenance.transactions import MaintenanceStatements, MaintenanceTra
 from txbox.postgres.transactions import short_transaction
 
 ROTATION_TRIES = 5
-"""How often a lock on a rotating inbox is waited for in one round; the next one tries again."""
+"""How often one round tries to lock a rotating inbox; the next round tries again."""
 
 
 class Rotator:
@@ -29,7 +29,7 @@ class Rotator:
         *,
         generation_count: int,
     ) -> None:
-        """Name the database; ``generation_count``: a new one is due after the longest window divided by one less."""
+        """Store the collaborators; a generation is due after the longest window divided by ``generation_count - 1``."""
         self._engine = engine
         self._transactions = transactions
         self._sql = statements
@@ -39,7 +39,7 @@ class Rotator:
         self._prevented: str | None = None
 
     def rows_to_drop(self, windows: Mapping[str, timedelta]) -> int:
-        """Return how many rows, about, are in generations that were closed before the longest window began."""
+        """Return about how many rows are in generations that were closed before the longest window began."""
         with short_transaction(self._engine) as connection:
             if self._horizons.without_window(connection, windows):
                 return 0
@@ -49,7 +49,7 @@ class Rotator:
         return sum(one.rows for one in closed if one.closed_at and one.closed_at < until)
 
     def rotate(self, windows: Mapping[str, timedelta], settled: Mapping[str, float]) -> int:
-        """Open a generation if that is due, drop those that are forgotten; return how many rows they had, about."""
+        """Open a generation if one is due, drop forgotten ones, and return about how many rows they had."""
         longest = max(windows.values(), default=timedelta.max)
         every_seconds = longest.total_seconds() / (self._generation_count - 1)
 
@@ -81,7 +81,7 @@ class Rotator:
         return rows
 
     def _note_prevented(self, why: str | None) -> None:
-        """Log what prevents it, once while that does not change."""
+        """Log what prevents rotation, once until it changes."""
         if why is not None and self._prevented != why:
             _log.error("rotation: %s", why)
         self._prevented = why
