@@ -1,4 +1,4 @@
-"""Events of txbox, and small optional exporters for them: each in a file of its own."""
+"""Events of txbox, and small optional exporters for them, each in a file of its own."""
 
 from txbox.instrumentation.events import (
     Audited,

@@ -1,7 +1,7 @@
 """Events: what happens inside txbox, for hooks.
 
 An event is a frozen dataclass; a hook is any callable that takes one. Hooks are called in the thread where the event
-happens, so they must be quick; what a hook raises is logged and goes no further.
+happens, so they must be quick. What a hook raises is logged and goes no further.
 
 The life of a batch::
 
@@ -9,9 +9,9 @@ The life of a batch::
                                  ↑            ↑
                   the database has it         the broker has the outcome
 
-A relay emits ``Relayed``, a maintainer ``Maintained``; both emit those of outages and of their end, and a relay also
-those of pauses. An audit emits ``Audited``, a bulk load ``BulkLoaded``. What reads the runway emits ``RunwayRead`` and
-``HorizonRead``.
+A relay emits ``Relayed`` and a maintainer ``Maintained``; both also emit the events of outages and of their end, and a
+relay those of pauses. An audit emits ``Audited``, a bulk load ``BulkLoaded``. Whatever reads the runway emits
+``RunwayRead`` and ``HorizonRead``.
 """
 
 import threading
@@ -59,8 +59,8 @@ class Event:
 
     Attributes:
         subscriber_id: whose worker it is; ``txbox:outbox`` for a relay, ``txbox:maintenance`` for a maintainer.
-        source: where its messages come from, such as a queue's URL; for a relay, where they go, or the outbox's table;
-            for a maintainer, its task, or its table.
+        source: where its messages come from, such as a queue's URL. For a relay: where they go, or the outbox's table.
+            For a maintainer: its task, or its table.
     """
 
     subscriber_id: str
@@ -72,10 +72,10 @@ class Received(Event):
     """Messages were delivered; nothing has been done with them yet.
 
     Attributes:
-        message_ids: one for each delivery, in the order of the broker.
-        delivery_ids: names these deliveries, and no other delivery of the same messages.
-        oldest_seconds: how long ago the oldest of them was sent, by this machine's clock and never less than 0; None if
-            that is known of none.
+        message_ids: one for each delivery, in the broker's order.
+        delivery_ids: identify these deliveries, and no other deliveries of the same messages.
+        oldest_seconds: how long ago the oldest was sent, by this machine's clock and never less than 0; None if that is
+            not known of any.
     """
 
     message_ids: tuple[str, ...]
@@ -85,11 +85,11 @@ class Received(Event):
 
 @dataclass(frozen=True, slots=True)
 class Retried(Event):
-    """A transaction was rolled back by the database and is run again from its start.
+    """The database rolled back a transaction, which runs again from its start.
 
     Attributes:
         sqlstate: why: 40001 (serialization failure) or 40P01 (deadlock).
-        attempt: which run has failed, from 1.
+        attempt: which run failed, from 1.
         messages: how many messages the transaction holds.
     """
 
@@ -100,13 +100,13 @@ class Retried(Event):
 
 @dataclass(frozen=True, slots=True)
 class Contended(Event):
-    """Transactions of handlers are rolled back by the database because of conflicts; emitted once a minute at most.
+    """The database rolls back handlers' transactions because of conflicts. Emitted at most once a minute.
 
     Attributes:
         conflicts: how many since the last event, by SQLSTATE (40P01: deadlock, 40001: serialization failure) and by the
-            relation where they met, where the server names it.
+            relation where they met, if the server names it.
         mode: how transactions are run now: ``batch``, ``per_message`` (one for each message) or ``serial`` (one after
-            the other, with all workers of the subscriber in this mode).
+            the other, across all workers of the subscriber in this mode).
     """
 
     conflicts: Mapping[tuple[str, str], int]
@@ -118,8 +118,8 @@ class Committed(Event):
     """A transaction has committed; its deliveries are not acked yet.
 
     Attributes:
-        first: how many messages were processed in it.
-        duplicates: how many deliveries were found to be duplicates.
+        first: how many messages it processed.
+        duplicates: how many deliveries were duplicates.
         seconds: from its begin to its commit.
     """
 
@@ -130,16 +130,16 @@ class Committed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Settled(Event):
-    """The outcome of a delivery is final, and was reported to the broker.
+    """The outcome of a delivery is final and was reported to the broker.
 
     Attributes:
         message_id: the message.
         delivery_id: as in ``Received``.
-        outcome: what became of it.
-        acked: the broker has confirmed that it forgot the delivery.
-        attempts: how often the message has been delivered, this time included.
+        outcome: what became of the delivery.
+        acked: whether the broker confirmed that it forgot the delivery.
+        attempts: how often the message has been delivered, including this time.
         error: what went wrong; None if nothing did.
-        counted: of one that is parked: the attempts that counted, oldest first, as in ``DeadLetter.history``.
+        counted: for a parked message, the attempts that counted, oldest first, as in ``DeadLetter.history``.
     """
 
     message_id: str
@@ -153,13 +153,14 @@ class Settled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Relayed(Event):
-    """A relay has sent a batch of messages to one destination, and settled them in the database.
+    """A relay has sent a batch of messages to one destination and settled them in the database.
 
     Attributes:
         sent: how many messages the broker has confirmed.
         postponed: how many it refused; they are sent again.
         parked: how many it refused for the last time; they are dead letters.
-        lag_seconds: the age of the oldest of those sent when it was read, by the database's clock; None if none was.
+        lag_seconds: the age of the oldest sent message when it was read, by the database's clock; None if none was
+            sent.
         error: the text of one refusal; None if there was none.
     """
 
@@ -172,7 +173,7 @@ class Relayed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Maintained(Event):
-    """A maintainer has removed so many rows, ``removed``, in ``seconds``; ``source`` is the task, such as ``inbox``."""
+    """A maintainer has removed ``removed`` rows in ``seconds``; ``source`` is the task, such as ``inbox``."""
 
     removed: int
     seconds: float
@@ -183,11 +184,11 @@ class BulkLoaded(Event):
     """A bulk load, or a batch of a stream, has ended well.
 
     Attributes:
-        source: "bulk load", or the stream without the number of the batch.
-        counts: rows by what became of them, named as in ``BulkLoadReport``; they add up to those that were read.
+        source: "bulk load", or the stream without the batch number.
+        counts: rows by what became of them, named as in ``BulkLoadReport``; they add up to the rows read.
         seconds: how long its last attempt took.
         run_id: of the ledger.
-        batch_id: Spark's number of the batch, as in the progress of the query; None: a bulk load.
+        batch_id: Spark's batch number, as in the progress of the query; None: a bulk load.
     """
 
     counts: Mapping[str, int]
@@ -198,14 +199,15 @@ class BulkLoaded(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunwayRead(Event):
-    """What is kept, and when something was forgotten last, was read from the database; ``source`` is the inbox's table.
+    """What is kept, and when something was last forgotten, was read from the database; ``source`` is the inbox's table.
 
-    A maintainer emits it once a minute, and so does a ``txbox.status.RunwayReporter``, also while no maintainer runs.
+    A maintainer emits it once a minute, and so does a ``txbox.status.RunwayReporter``, even while no maintainer runs.
 
     Attributes:
-        seconds_ago: since a maintainer has finished a round, by the database's clock; None if none ever has.
-        rotation_due_seconds: until an inbox that rotates needs a new generation; negative: since; None: not known.
-        generations: rows (the planner's figure) and bytes of each, the newest first; of a plain inbox, of its table.
+        seconds_ago: since a maintainer last finished a round, by the database's clock; None if none ever did.
+        rotation_due_seconds: until a rotating inbox needs a new generation, negative if overdue; None: not known.
+        generations: rows (by the planner's estimate) and bytes of each, the newest first; for a plain inbox, of its
+            table.
     """
 
     seconds_ago: float | None
@@ -219,7 +221,7 @@ class HorizonRead(Event):
 
     Attributes:
         horizon_seconds: the age of its horizon: what was sent before it is not run any more.
-        oldest_seconds: the age of its oldest id, as far as it is known (``txbox.status.HorizonStatus``), or None.
+        oldest_seconds: the age of its oldest id, as far as known (``txbox.status.HorizonStatus``), or None.
     """
 
     horizon_seconds: float
@@ -228,9 +230,9 @@ class HorizonRead(Event):
 
 @dataclass(frozen=True, slots=True)
 class PublisherOverdue(Event):
-    """A publisher that was given so many messages has not returned in the time that it may take, ``seconds``.
+    """A publisher that was given ``messages`` messages has not returned within the ``seconds`` it may take.
 
-    Others may send its messages again, and its thread sends nothing else.
+    Other relays may send its messages again, and its thread sends nothing else.
     """
 
     messages: int
@@ -239,9 +241,9 @@ class PublisherOverdue(Event):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatFailed(Event):
-    """The right to work on a delivery could not be prolonged: it may be delivered again while its handler runs.
+    """The right to work on a delivery could not be extended: it may be delivered again while its handler runs.
 
-    The right is its visibility at the broker; or, if ``why`` names it, the lease of its message.
+    The right is the delivery's visibility at the broker; or, if ``why`` names it, the lease of its message.
     """
 
     message_id: str
@@ -279,8 +281,8 @@ class Paused(Event):
     """The subscriber of a worker, or a destination of a relay, was found to be paused (``txbox.operations.pauses``).
 
     Attributes:
-        paused_by: who has asked for it.
-        note: why; None if nothing was said.
+        paused_by: who asked for it.
+        note: why; None if no reason was given.
     """
 
     paused_by: str
@@ -289,7 +291,7 @@ class Paused(Event):
 
 @dataclass(frozen=True, slots=True)
 class Drained(Event):
-    """After ``Paused``: nothing that it has taken of what is paused is in hand any more."""
+    """After ``Paused``: nothing that was taken of what is paused is in hand any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +301,7 @@ class Resumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stopped(Event):
-    """The worker, or the relay, has stopped; ``drained``: everything it had taken was settled first."""
+    """The worker or relay has stopped; ``drained``: everything it had taken was settled first."""
 
     drained: bool
 
@@ -310,8 +312,8 @@ class Audited(Event):
 
     Attributes:
         counts: how many messages, by what became of them, named as in ``txbox.operations.audit.AuditReport``.
-        balanced: nothing is wrong, as far as it can be judged.
-        seconds: how long it has taken.
+        balanced: whether nothing is wrong, as far as can be judged.
+        seconds: how long the audit took.
     """
 
     counts: Mapping[str, int]
@@ -320,13 +322,13 @@ class Audited(Event):
 
 
 Hook = Callable[[Event], None]
-"""Is called with every event."""
+"""A hook gets every event."""
 
 
 def emit(hooks: Iterable[Hook], event: Event) -> None:
     """Call every hook with an event; what a hook raises is logged and goes no further.
 
-    Except ``KeyboardInterrupt`` in the main thread: it may be a Ctrl-C that came while a hook ran.
+    Except ``KeyboardInterrupt`` in the main thread, which may be a Ctrl-C that came while a hook ran.
     """
     for hook in hooks:
         try:

@@ -1,12 +1,12 @@
-"""Logs as JSON: an object on a line, which names the message that was in hand, and its trace.
+"""Logs as JSON: one object per line, with the message in hand and its trace.
 
 ::
 
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
 
-``txbox … --log-format json`` writes so. A formatter works in the thread that logs; where a handler hands records to
-another thread (``QueueHandler``), give it this formatter, and the last one a plain one.
+``txbox … --log-format json`` uses it. The formatter works in the thread that logs. If a handler passes records to
+another thread (``QueueHandler``), give this formatter to that handler, and a plain one to the last.
 """
 
 import json
@@ -24,28 +24,28 @@ __all__ = ["JsonFormatter"]
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object.
+    """Formats a record as one JSON object.
 
     Its fields: ``time`` (RFC 3339, in UTC), ``level``, ``logger``, ``message``, ``exception`` (a traceback as text);
     ``subscriber_id`` and ``message_id``, or ``message_ids`` of a batch that one call handles, while a worker has
-    messages in hand; ``trace_id`` and ``span_id`` while a span of OpenTelemetry is current; and what was given as
+    messages in hand; ``trace_id`` and ``span_id`` while an OpenTelemetry span is current; and whatever was given as
     ``extra``. A line feed or any other character in a text stays within its string.
     """
 
     def __init__(self, mask: Callable[[str], str] = lambda text: text) -> None:
-        """Make one; ``mask`` takes secrets out of messages and tracebacks."""
+        """Create a formatter; ``mask`` removes secrets from messages and tracebacks."""
         super().__init__()
         self._mask = mask
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line."""
+        """Return the record as one line."""
         fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": _message_of(record),
         }
-        fields |= _in_hand() | _span()  # what is given as ``extra`` takes the place of none of them
+        fields |= _in_hand() | _span()  # ``extra`` replaces none of them
         given = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         fields |= {name: value for name, value in given.items() if name not in fields}
         if record.exc_info:
@@ -55,7 +55,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({name: self._plain(value) for name, value in fields.items()})
 
     def _plain(self, value: Any) -> Any:
-        if isinstance(value, str):  # half of a surrogate pair is no text
+        if isinstance(value, str):  # half of a surrogate pair is not text
             return self._mask(value).encode("utf-8", "replace").decode()
         if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
             return value
@@ -93,7 +93,7 @@ def _in_hand() -> dict[str, Any]:
 
 
 def _span() -> dict[str, str]:
-    """Return the ids of the current span, where something in this process has loaded OpenTelemetry."""
+    """Return the ids of the current span if something in this process has loaded OpenTelemetry."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return {}

@@ -1,7 +1,7 @@
-"""Which messages are in hand: so that every line of the log that is written meanwhile can name them.
+"""The messages in hand, so that every log line written meanwhile can name them.
 
-A worker sets it around what it does with a message, handlers included, in the thread that does it. It is a context
-variable: coroutines that a handler runs see it, too; threads that a handler starts do not, unless they copy it.
+A worker sets this around its work on a message, including handlers, in the thread that does the work. It is a context
+variable: coroutines that a handler runs see it too; threads that a handler starts do not, unless they copy it.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass
 
 MOST_IDS = 10
-"""Of a batch that one call handles, so many are named."""
+"""Most ids named of a batch that one call handles."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesInHand:
-    """The messages that are worked on, and for whom."""
+    """The messages being worked on, and for whom."""
 
     subscriber_id: str
     message_ids: tuple[str, ...]
@@ -24,7 +24,7 @@ _in_hand: ContextVar[MessagesInHand | None] = ContextVar("txbox_messages_in_hand
 
 
 class in_hand:  # noqa: N801 - used as a function
-    """While entered, messages are named in every line of the log."""
+    """While entered, log lines name these messages."""
 
     __slots__ = ("_messages", "_token")
     _token: Token[MessagesInHand | None]
@@ -40,5 +40,5 @@ class in_hand:  # noqa: N801 - used as a function
 
 
 def messages_in_hand() -> MessagesInHand | None:
-    """Return what is worked on in this context; None if nothing is."""
+    """Return the messages being worked on in this context; None if there are none."""
     return _in_hand.get()

@@ -1,4 +1,4 @@
-"""Events as lines of Python's own logging: under ``txbox.relay``, ``.maintenance`` and ``.audit``, else ``.worker``."""
+"""Events as lines of Python's logging: under ``txbox.relay``, ``.maintenance``, ``.audit``, or else ``.worker``."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -52,9 +52,9 @@ _SETTLED_LEVEL = {
 
 
 def log_event(event: Event) -> None:
-    """Write one event to the log: the usual ones at DEBUG, what an operator should see higher up.
+    """Log one event: the usual ones at DEBUG, those that an operator should see at a higher level.
 
-    Bodies and headers are never logged: they may hold secrets.
+    Bodies and headers are never logged: they may contain secrets.
     """
     message_id = getattr(event, "message_id", None)
     with in_hand(event.subscriber_id, () if message_id is None else (message_id,)):
@@ -147,7 +147,7 @@ def _attempts(counted: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _conflicts(conflicts: Mapping[tuple[str, str], int]) -> str:
-    """Return what happened how often, and on what: ``3 deadlocks on stock``."""
+    """Return how often each conflict happened, and on what: ``3 deadlocks on stock``."""
     return ", ".join(
         f"{count:,} {CONFLICTS.get(code, code)}{'' if count == 1 else 's'}" + (f" on {relation}" if relation else "")
         for (code, relation), count in sorted(conflicts.items())
@@ -167,7 +167,7 @@ _MODES = {
 
 
 def _text(error: BaseException) -> str:
-    """Return an error's text on one line, without the values of statements that SQLAlchemy's own text quotes."""
+    """Return an error's text on one line, without the statement values that SQLAlchemy's own text quotes."""
     cause = error.__cause__
     if cause is not None and text_of(cause) == text_of(error):
         error = cause

@@ -1,4 +1,4 @@
-"""The metrics that events are counted in: one list for every exporter, which only spells them as its system does."""
+"""The metrics in which events are counted: one list for all exporters, which only spell them as their systems do."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from txbox.instrumentation.events import (
 )
 
 GENERATIONS = 8
-"""Of the inbox, that have a label each: from 0, the newest. Older ones have one label together."""
+"""Generations of the inbox that have a label each, from 0, the newest. Older ones share one label."""
 
 COMMIT_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -35,7 +35,7 @@ AGE_SECONDS_BUCKETS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14
 
 
 class Kind(StrEnum):
-    """How the figures of a metric come together."""
+    """How the figures of a metric are combined."""
 
     COUNTER = "counter"
     HISTOGRAM = "histogram"
@@ -44,14 +44,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Metric:
-    """One metric; beside its own label it has those that name its worker or relay."""
+    """One metric; besides its own label it has those that name its worker or relay."""
 
-    prometheus: str  # its name there; a counter's gets the suffix _total
-    opentelemetry: str  # its name there
-    kind: Kind  # how its figures come together
+    prometheus: str  # a counter's name gets the suffix _total
+    opentelemetry: str
+    kind: Kind
     unit: str  # by the Unified Code for Units of Measure, as OpenTelemetry writes it
-    description: str  # what it counts
-    label: str | None = None  # of its own, if it has one
+    description: str
+    label: str | None = None  # its own, if it has one
     buckets: tuple[float, ...] = COMMIT_SECONDS_BUCKETS  # of a histogram
 
 
@@ -206,7 +206,7 @@ METRICS = (
 
 
 def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
-    """Yield what an event adds to which metric, and the value of the metric's own label ("" where it has none)."""
+    """Yield what an event adds to which metric, and the value of the metric's own label ("" if it has none)."""
     match event:
         case Settled():
             yield _DELIVERIES, 1, event.outcome.value
@@ -239,7 +239,7 @@ def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
                 yield _MAINTENANCE_AGE, event.seconds_ago, ""
             if event.rotation_due_seconds is not None:
                 yield _ROTATION_DUE, event.rotation_due_seconds, ""
-            # Every label each time: a generation that is gone has 0, and not what it had last.
+            # Every label each time, so that a generation that is gone shows 0 and not its last value.
             for label in range(GENERATIONS + 1):
                 some = event.generations[label : label + 1] if label < GENERATIONS else event.generations[label:]
                 yield _INBOX_ROWS, sum(rows for rows, _ in some), str(label)

@@ -30,7 +30,7 @@ class OpenTelemetryHook:
         """Create the instruments.
 
         Args:
-            meter_provider: who makes them; None is the host's global one, also if that is set up later.
+            meter_provider: who makes them; None is the host's global one, even if that is set up later.
             source_attribute: also count by source, such as a queue's URL.
         """
         meter = get_meter("txbox", meter_provider=meter_provider)
@@ -54,5 +54,5 @@ def _instrument(meter: Meter, metric: Metric) -> Instrument:
         case Kind.GAUGE:
             return meter.create_gauge(*named).set
         case Kind.HISTOGRAM:
-            # OpenTelemetry's own defaults are made for milliseconds.
+            # OpenTelemetry's own default buckets are meant for milliseconds.
             return meter.create_histogram(*named, explicit_bucket_boundaries_advisory=metric.buckets).record

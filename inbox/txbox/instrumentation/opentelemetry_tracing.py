@@ -6,12 +6,11 @@
     outbox = Outbox(tracing=tracing)
     worker = SqsWorker(..., tracing=tracing)
 
-By the semantic conventions for messaging, version 1.44.0, which are in development:
-https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/. No older version
-of them was ever emitted here, so ``OTEL_SEMCONV_STABILITY_OPT_IN`` has nothing to choose from. docs/monitoring.md lists
-the spans and their attributes.
+Follows the semantic conventions for messaging, version 1.44.0, which are in development:
+https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/. txbox never emitted an older version of them, so
+``OTEL_SEMCONV_STABILITY_OPT_IN`` has nothing to choose from. docs/monitoring.md lists the spans and their attributes.
 
-A span tells of ids, places and outcomes, never of bodies, headers, or the text of an error, which may quote them.
+A span has ids, places and outcomes, but never bodies, headers, or the text of an error, which may quote them.
 """
 
 import logging
@@ -39,7 +38,7 @@ __all__ = ["OpenTelemetryTracing"]
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 """The version of the conventions."""
 
-# The names of the conventions, which have a package of their own; a test compares them.
+# The names of the conventions, which are in a separate package; a test compares them.
 BATCH_MESSAGE_COUNT = "messaging.batch.message_count"
 CONSUMER_GROUP_NAME = "messaging.consumer.group.name"
 DESTINATION_NAME = "messaging.destination.name"
@@ -52,29 +51,29 @@ ERROR_TYPE = "error.type"
 
 KINDS = {
     Operation.CREATE: SpanKind.PRODUCER,
-    Operation.SEND: SpanKind.CLIENT,  # as the messages have creation contexts of their own
+    Operation.SEND: SpanKind.CLIENT,  # because the messages have their own creation contexts
     Operation.RECEIVE: SpanKind.CLIENT,
     Operation.PROCESS: SpanKind.CONSUMER,
     Operation.SETTLE: SpanKind.CLIENT,
 }
 
 _WITHOUT_LINKS = (Operation.CREATE, Operation.SETTLE)
-"""What is settled has been received, within whose span it is; that one has the links."""
+"""A settled message was received before, inside a span that has the links."""
 
 _WITH_IDS = (Operation.SEND, Operation.PROCESS)
-"""What is received is told by id by the spans within."""
+"""The spans within a receive name the ids."""
 
 SYSTEMS = {SQS: "aws_sqs", SNS: "aws.sns", EVENTBRIDGE: "aws.eventbridge"}
 """The conventions have no name for EventBridge."""
 
 
 class OpenTelemetryTracing(Tracing):
-    """Makes spans of OpenTelemetry; one instance serves a whole process. Thread-safe."""
+    """Creates OpenTelemetry spans; one instance serves a whole process. Thread-safe."""
 
     enabled = True
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
-        """Take who makes the spans; None is the host's global provider, also if that is set up later."""
+        """Store who makes the spans; None is the host's global provider, even if that is set up later."""
         self._tracer = trace.get_tracer("txbox", tracer_provider=tracer_provider, schema_url=SCHEMA_URL)
         self._failed = False
 
@@ -89,7 +88,7 @@ class OpenTelemetryTracing(Tracing):
         batch: bool = True,
         began_ns: int | None = None,
     ) -> Span:
-        """Begin a span of work on messages; see ``Tracing``."""
+        """Begin a span for work on messages; see ``Tracing``."""
 
         try:
             title, shared = _shared(operation, place, name, subscriber_id)
@@ -112,7 +111,7 @@ class OpenTelemetryTracing(Tracing):
         return _OpenTelemetrySpan(span, self._log_once)
 
     def internal(self, name: str, attributes: Mapping[str, AttributeValue], *, began_ns: int | None = None) -> Span:
-        """Begin a span of txbox's own work; see ``Tracing``."""
+        """Begin a span for txbox's own work; see ``Tracing``."""
 
         try:
             span = self._tracer.start_span(name, attributes=attributes, start_time=began_ns)
@@ -122,7 +121,7 @@ class OpenTelemetryTracing(Tracing):
         return _OpenTelemetrySpan(span, self._log_once)
 
     def _log_once(self) -> None:
-        """Log an error of the host's SDK, or of an exporter, the first time; it is nothing that a message fails by."""
+        """Log an error of the host's SDK or of an exporter, the first time only; it fails no message."""
         if not self._failed:
             self._failed = True
             _log.exception("a span could not be made; messages are processed all the same. This is said once")
@@ -183,7 +182,7 @@ class _OpenTelemetrySpan(Span):
 def _shared(
     operation: Operation, place: str, name: str | None, subscriber_id: str | None
 ) -> tuple[str, Mapping[str, AttributeValue]]:
-    """Return the name of a span, and what all of its kind have in common."""
+    """Return the name of a span, and the attributes that all of its kind share."""
     named, described = name or operation.value, _described(place)
     attributes: dict[str, AttributeValue] = {**described, OPERATION_NAME: named, OPERATION_TYPE: operation.value}
     if subscriber_id is not None:
@@ -192,7 +191,7 @@ def _shared(
 
 
 def _described(place: str) -> Mapping[str, str]:
-    """Return what the conventions say about a place: the system, the name there, and the server."""
+    """Return what the conventions say about a place: the system, the name in it, and the server."""
     try:
         kind = scheme(place)
     except NotSendable:
@@ -218,11 +217,11 @@ class _Current(AbstractContextManager[None]):
         self._token = contexts.attach(trace.set_span_in_context(self._span))
 
     def __exit__(self, *_: object) -> None:
-        contexts.detach(self._token)  # it logs what goes wrong, and raises nothing
+        contexts.detach(self._token)  # it logs what goes wrong and raises nothing
 
 
 class _Links(Sequence[Link]):
-    """Links to the contexts in which messages were created; those that came without one have none.
+    """Links to the contexts in which messages were created; a message without a context has none.
 
     They are made when they are read: a span that is not recorded needs none.
     """
@@ -265,7 +264,7 @@ class _Links(Sequence[Link]):
 @lru_cache(maxsize=1024)
 def _context(traceparent: str, tracestate: str | None) -> trace.SpanContext | None:
     if tracestate is None and (found := _VERSION_0.fullmatch(traceparent)) is not None:
-        # The usual case, by hand: each message pays for it.
+        # The usual case, parsed by hand, because every message pays for it.
         trace_id, span_id, flags = (int(part, 16) for part in found.groups())
         plain = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
         return plain if plain.is_valid else None

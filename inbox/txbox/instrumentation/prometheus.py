@@ -48,7 +48,7 @@ class PrometheusHook:
         for metric, figure, label in figures(event):
             labels = (*common, label) if metric.label else common
             record = self._recorders.get((metric, labels))
-            if record is None:  # looked up once: labels() takes a lock
+            if record is None:  # cached, because labels() takes a lock
                 record = self._recorders[metric, labels] = _recorder(self._instruments[metric].labels(*labels))
             record(figure)
 

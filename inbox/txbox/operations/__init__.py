@@ -1,1 +1,1 @@
-"""What operators do: pause, act on record, and audit."""
+"""What operators do: pause, take actions that are kept on record, and audit."""

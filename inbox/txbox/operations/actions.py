@@ -1,4 +1,4 @@
-"""Actions of people: a row each, in the transaction of what they do where that is in the same database."""
+"""Actions of people: one row each, in the transaction of the action if that is in the same database."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,23 +21,21 @@ AUDIT = "audit"
 
 
 class OperatorActionStatements(SqlFile, file="actions.sql"):
-    """The statements of ``operator_actions.sql``."""
-
     note_action: str
     last_actions: str
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorAction:
-    """What a person has done.
+    """Something that a person has done.
 
     Attributes:
         action_id: its number.
         acted_at: when, by the database's clock.
-        actor: who.
-        action: what, such as ``pause``.
-        target: to what.
-        detail: with what; plain values.
+        actor: who did it.
+        action: what was done, such as ``pause``.
+        target: to what it was done.
+        detail: further plain values.
     """
 
     action_id: int
@@ -58,19 +56,20 @@ def note_action(
     schema: str | None = None,
     prefix: str = "",
 ) -> None:
-    """Put an action on record, in the caller's transaction.
+    """Record an action, in the caller's transaction.
 
     Args:
         connection: with a transaction.
         action: what is done, such as ``pause``.
-        target: to what.
+        target: to what it is done.
         by: who does it.
         detail: plain values, as JSON has them.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
 
     Raises:
-        SchemaMissing: the table does not exist. ``RightsMissing``: it may not be read.
+        SchemaMissing: the table does not exist.
+        RightsMissing: the table may not be read.
     """
     sql = OperatorActionStatements.load(schema, prefix)
     check_table(connection, sql.tables.operator_action)
@@ -92,7 +91,7 @@ def read_actions(
     schema: str | None = None,
     prefix: str = "",
 ) -> tuple[OperatorAction, ...]:
-    """Return the last actions, the newest first; of these kinds, if some are named, and not of those ``without``.
+    """Return the last actions, the newest first: those of ``kinds``, if given, and none of those in ``without``.
 
     Raises ``SchemaMissing``.
     """

@@ -1,13 +1,13 @@
-"""Pause a subscriber or a destination, and have it go on.
+"""Pause a subscriber or a destination, and resume it.
 
-A pause is a row, so it outlasts every restart. It takes effect when workers and relays read it next, within seconds::
+A pause is a row, so it survives every restart. It takes effect when workers and relays next read it, within seconds::
 
     pause(engine, subscriber_id="billing", by="anna", note="the ledger is being repaired")
     …
     resume(engine, subscriber_id="billing")
 
-A worker that is paused finishes the transactions under way, hands back what it has not begun, and receives nothing. A
-relay leaves the messages of a paused destination where they are.
+A paused worker finishes the transactions under way, hands back what it has not begun, and receives nothing. A relay
+leaves the messages of a paused destination where they are.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,6 @@ Kind = Literal["subscriber", "destination"]
 
 
 class PauseStatements(SqlFile, file="pauses.sql"):
-    """The statements of ``pauses.sql``."""
-
     pause: str
     resume: str
     pauses: str
@@ -48,8 +46,8 @@ class Pause:
     Attributes:
         kind: ``subscriber`` or ``destination``.
         name: the subscriber_id, or the destination.
-        paused_by: who has asked for it; for people.
-        note: why; None if nothing was said.
+        paused_by: who asked for it, for people to read.
+        note: why; None if no reason was given.
         paused_at: since when, by the database's clock.
     """
 
@@ -70,13 +68,13 @@ def pause(
     schema: str | None = None,
     prefix: str = "",
 ) -> bool:
-    """Pause a subscriber or a destination; return False if it is paused already, which then stays as it is.
+    """Pause a subscriber or a destination. Return False if it is already paused; that pause stays as it is.
 
     Args:
         engine: the database of the subscriber's inbox, or of the outbox.
-        subscriber_id: whose workers are to process nothing.
-        destination: where relays are to send nothing, as it was published.
-        by: who asks for it; for people.
+        subscriber_id: whose workers stop processing.
+        destination: to which relays stop sending, as it was published.
+        by: who asks for it, for people to read.
         note: why.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
@@ -103,7 +101,7 @@ def resume(
     schema: str | None = None,
     prefix: str = "",
 ) -> bool:
-    """End a pause; return False if there was none. Arguments and errors are those of ``pause``."""
+    """End a pause; return False if there was none. Takes the arguments of ``pause`` and raises its errors."""
     kind, name = _named(subscriber_id, destination)
     sql = PauseStatements.load(schema, prefix)
     with short_transaction(engine) as connection:
@@ -113,7 +111,7 @@ def resume(
 
 
 def read_pauses(connection: Connection, *, schema: str | None = None, prefix: str = "") -> tuple[Pause, ...]:
-    """Return everything that is paused; raises ``SchemaMissing`` if our tables do not exist."""
+    """Return everything that is paused; raise ``SchemaMissing`` if our tables do not exist."""
     sql = PauseStatements.load(schema, prefix)
     check_table(connection, sql.tables.paused)
     rows = connection.exec_driver_sql(sql.pauses).mappings()
@@ -121,9 +119,9 @@ def read_pauses(connection: Connection, *, schema: str | None = None, prefix: st
 
 
 def find_named(connection: Connection, name: str, *, schema: str | None = None, prefix: str = "") -> Sequence[Kind]:
-    """Return what has this name: a subscriber, a destination, both or nothing, by the traces that they leave.
+    """Return what has this name: a subscriber, a destination, both or nothing, judged by the traces they leave.
 
-    A destination of which nothing waits, and to which no relay has sent for a day, has none.
+    A destination leaves no trace if nothing waits for it and no relay has sent to it for a day.
     """
     sql = PauseStatements.load(schema, prefix)
     ours = sql.tables

@@ -1,4 +1,4 @@
-"""The state of a database: what is processed, in flight, to be sent or parked, and which bulk loads are held up."""
+"""The state of a database: what is processed, in flight, to be sent or parked, and which bulk loads are blocked."""
 
 from txbox.status.activity import ActivitySeries, read_activity
 from txbox.status.blocked_loads import BlockedLoad, find_blocked_loads

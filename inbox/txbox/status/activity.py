@@ -1,4 +1,4 @@
-"""What workers and relays did in the last hours, by their own reports: for charts."""
+"""What workers and relays did in the last hours, by their own reports, for charts."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,21 +10,21 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
 
 KEPT_DAYS = 7
-"""How long activity is kept: older rows are deleted by maintainers, and by workers and relays that end."""
+"""How long activity is kept. Maintainers delete older rows, and so do workers and relays that end."""
 
 MINUTE_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class ActivitySeries:
-    """How many in each stretch of time, the oldest first.
+    """Counts per stretch of time, the oldest first.
 
     Attributes:
-        name: of the subscriber or destination; of the whole outbox, empty.
+        name: of the subscriber or destination; empty for the whole outbox.
         figure: what is counted: an outcome, ``deadlocks`` or ``retries``; ``sent`` or ``failed``.
         begins_at: when the first stretch began, in UTC, by the database's clock.
-        stretch_seconds: how long each is; the last one has not ended.
-        counts: of each stretch.
+        stretch_seconds: how long each stretch is; the last one has not ended.
+        counts: one per stretch.
     """
 
     name: str
@@ -35,8 +35,6 @@ class ActivitySeries:
 
 
 class ActivityStatements(SqlFile, file="activity.sql"):
-    """The statements of ``activity.sql``."""
-
     newest_stretch: str
     activity_of_one: str
     activity_of_all: str
@@ -52,14 +50,14 @@ def read_activity(
     schema: str | None = None,
     prefix: str = "",
 ) -> tuple[ActivitySeries, ...]:
-    """Return what was reported of each name, one series for each figure that was met; raises ``SchemaMissing``.
+    """Return the reported activity of each name, one series per figure that occurred; raise ``SchemaMissing``.
 
     Args:
         connection: to read with.
-        kind: of whom.
-        name: of one of them; None: of all.
-        hours: how far back, ``KEPT_DAYS`` at most.
-        stretches: into how many stretches the hours are cut, each a number of whole minutes.
+        kind: what the names are of.
+        name: return only this one; None: all.
+        hours: how far back, at most ``KEPT_DAYS``.
+        stretches: into how many stretches the hours are divided, each a whole number of minutes.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
     """
@@ -76,7 +74,7 @@ def read_activity(
     found: dict[tuple[str, str], list[int]] = {}
     for of, figure, stretch, count in rows:
         place = stretches - 1 + stretch
-        if 0 <= place < stretches:  # a minute may be ahead of this server's clock after a failover
+        if 0 <= place < stretches:  # after a failover, a minute may be ahead of this server's clock
             found.setdefault((of, figure), [0] * stretches)[place] = count
     begins_at = datetime.fromtimestamp(newest, UTC) - timedelta(seconds=seconds * (stretches - 1))
     return tuple(

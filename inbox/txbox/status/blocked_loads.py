@@ -1,7 +1,7 @@
 """Which bulk loads wait for a lock, and who holds it.
 
-Each transaction of a bulk load takes one more advisory lock, shared, whose number is the run's. It blocks no session;
-by it, any session can find in ``pg_locks`` to which run a server process belongs, whatever its role may see.
+Each transaction of a bulk load also takes a shared advisory lock whose number is the run's. It blocks no session. It
+lets any session, whatever its role may see, find in ``pg_locks`` to which run a server process belongs.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,11 @@ from txbox.postgres.sql_files import SqlFile
 
 
 class BlockedLoadStatements(SqlFile, file="blocked_loads.sql"):
-    """The statements of ``blocked_loads.sql``."""
-
     blocked_loads: str
 
 
 _TAG = 0x7478
-"""The upper 16 bits of such a lock's number; a run is the other 48."""
+"""The upper 16 bits of such a lock's number; the run is the other 48."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +26,13 @@ class BlockedLoad:
     Attributes:
         run_id: of the load.
         pid: its server process.
-        seconds: how long it has waited; None if this role may not see it.
-        blocker_pid: the server process that it waits for; 0 is a prepared transaction.
-        blocker_run_id: the bulk load to which that one belongs; None if it is something else.
-        blocker_owner: its user; None if there is none.
-        blocker_state: of its session, such as ``idle in transaction``; None if this role may not see it.
-        blocker_seconds: how long its transaction has been open; None if this role may not see it.
+        seconds: how long it has waited; None if this role may not see that.
+        blocker_pid: the server process it waits for; 0 is a prepared transaction.
+        blocker_run_id: the bulk load of the blocker; None if it is something else.
+        blocker_owner: the blocker's user; None if there is none.
+        blocker_state: state of the blocker's session, such as ``idle in transaction``; None if this role may not see
+            it.
+        blocker_seconds: how long the blocker's transaction has been open; None if this role may not see that.
     """
 
     run_id: str
@@ -47,7 +46,7 @@ class BlockedLoad:
 
     @property
     def usual(self) -> bool:
-        """Whether it waits for its turn: another chunk of the same run is applying its events."""
+        """Whether it only waits its turn: another chunk of the same run is applying its events."""
         return self.run_id == self.blocker_run_id and not (self.blocker_state or "").startswith("idle")
 
     def __str__(self) -> str:
@@ -77,9 +76,9 @@ def run_lock(run_id: str) -> int:
 
 
 def find_blocked_loads(connection: Connection, run_id: str | None = None) -> tuple[BlockedLoad, ...]:
-    """Return the transactions of bulk loads in this database that wait for a lock, each with those it waits for.
+    """Return the bulk loads' transactions in this database that wait for a lock, once per transaction they wait for.
 
-    ``run_id`` None: of all loads.
+    ``run_id``: only those of this load; None: of all loads.
     """
     statement = BlockedLoadStatements.load().blocked_loads
     rows = connection.exec_driver_sql(statement, {"tag": _TAG, "run_id": run_id}).mappings()

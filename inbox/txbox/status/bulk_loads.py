@@ -1,4 +1,4 @@
-"""Runs of bulk loads, from the ledger: how far they are, and what is left of them when they are forgotten."""
+"""Runs of bulk loads, from the ledger: how far they are, and removing them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -18,30 +18,30 @@ __all__ = ["SILENT_SECONDS", "BulkLoad", "BulkLoads", "LoadCounts", "LoadState"]
 
 
 SILENT_SECONDS = 60.0
-"""A load that is at work has a heartbeat every ten seconds; one that had none for so long has stopped."""
+"""A load at work has a heartbeat every ten seconds; without one for this long, it has stopped."""
 
 SHOWN_REJECTED = 10
-"""How many rejected rows are shown of one load."""
+"""Most rejected rows shown of one load."""
 
 
 class LoadState(StrEnum):
     """What has become of a bulk load."""
 
     RUNNING = "running"  # its heartbeat is recent
-    STOPPED = "stopped"  # it has none, and no error: interrupted, or killed
-    FAILED = "failed"  # its last attempt has ended with an error
+    STOPPED = "stopped"  # it has no heartbeat and no error: interrupted, or killed
+    FAILED = "failed"  # its last attempt ended with an error
     FINISHED = "finished"
 
 
 BY_FORMAT = "by format txbox"
-"""What the source of a write of Spark's format txbox ends with. No command resumes one: it is written again."""
+"""How the source of a write of Spark's format txbox ends. No command resumes such a load: it is written again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCounts:
-    """The rows of a load, each counted once: ``read`` is the sum of the others, where it is known."""
+    """The rows of a load, each counted once: ``read``, if known, is the sum of the others."""
 
-    read: int | None  # None: a write of format txbox has not finished, and only then is it counted
+    read: int | None  # None until a write of format txbox, which is counted only at its end, has finished
     rejected: int
     duplicate_in_source: int
     already_processed: int
@@ -57,15 +57,15 @@ class BulkLoad:
 
     Attributes:
         run_id: 12 hexadecimal digits.
-        subscriber_id: the subscriber that the events are applied for.
+        subscriber_id: the subscriber for which the events are applied.
         source: what is loaded, in words.
-        state: what has become of it.
+        state: the state of the run.
         writer: ``copy`` or ``jdbc``.
-        chunks: how many there are.
+        chunks: how many chunks there are.
         merged: how many of them are merged.
         attempts: how often it was begun.
         staging_table: the complete staging table, if there is one.
-        error: why the last attempt has ended; None if it has not failed.
+        error: why the last attempt ended; None if it has not failed.
         started_at: when it was begun.
         heartbeat_at: when it was last worked on.
         finished_at: when its last chunk was merged; None if some are left.
@@ -94,8 +94,6 @@ class BulkLoad:
 
 
 class BulkLoadStatements(SqlFile, file="bulk_loads.sql"):
-    """The statements of ``bulk_loads.sql``."""
-
     loads: str
     rejected_sample: str
     run_ids: str
@@ -107,7 +105,7 @@ class BulkLoads:
     """The runs in the ledger of one database."""
 
     def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
-        """Name where the tables are, as for an inbox."""
+        """Store where the tables are, as for an inbox."""
         self._engine = engine
         self._sql = BulkLoadStatements.load(schema, prefix)
         self._staging = StagingCatalogue(schema, prefix)
@@ -126,12 +124,12 @@ class BulkLoads:
         Args:
             subscriber_id: only those of this subscriber.
             state: only those in this state.
-            limit: at most so many.
+            limit: how many at most.
         """
         return [_load(row) for row in self._rows(subscriber_id=subscriber_id, state=state, limit=limit)]
 
     def get(self, run_id: str) -> tuple[BulkLoad, tuple[str, ...]] | None:
-        """Return a run, and some of its rejected rows, each with the reason; None: there is none."""
+        """Return a run and some of its rejected rows, each with the reason; None if there is no such run."""
         rows = self._rows(run_id=run_id)
         if not rows:
             return None
@@ -143,30 +141,29 @@ class BulkLoads:
         return _load(rows[0]), tuple(sample)
 
     def run_ids(self, start: str) -> Sequence[str]:
-        """Return the ids that begin with a text."""
+        """Return the ids that begin with ``start``."""
         with short_transaction(self._engine) as connection:
             return connection.exec_driver_sql(self._sql.run_ids, {"start": start}).scalars().all()
 
     def finished_before(self, moment: datetime) -> Sequence[str]:
-        """Return the ids of the runs that were finished before a moment."""
         with short_transaction(self._engine) as connection:
             return connection.exec_driver_sql(self._sql.finished_before, {"moment": moment}).scalars().all()
 
     def forget(self, run_id: str, *, force: bool = False) -> bool:
-        """Delete a run with its chunks and its staging tables; return whether it was deleted.
+        """Delete a run with its chunks and staging tables; return whether it was deleted.
 
-        What it has applied stays, and so do the ids in the inbox. It can not be resumed any more; a new load of the
-        same events finds the ids, and applies the rest.
+        What it has applied stays, and so do the ids in the inbox. It cannot be resumed any more; a new load of the same
+        events finds the ids and applies the rest.
 
         Args:
             run_id: of the run.
-            force: also one that is worked on. Then its process fails, and what it has committed stays.
+            force: delete it even if it is being worked on. Then its process fails, and what it has committed stays.
         """
         values = {"run_id": run_id, "is_forced": force, "silent_seconds": SILENT_SECONDS}
         with short_transaction(self._engine) as connection:
             gone = connection.exec_driver_sql(self._sql.forget, values).first() is not None
             tables = self._staging.of_run(connection, run_id) if gone else []
-        for table in tables:  # their run is in no ledger now: what is not dropped here, `txbox maintain` finds
+        for table in tables:  # their run is in no ledger now: `txbox maintain` finds what is not dropped here
             self._staging.drop(self._engine, table)
         return gone
 
@@ -198,8 +195,8 @@ def _load(row: dict[str, Any]) -> BulkLoad:
 def _counts(row: dict[str, Any]) -> LoadCounts:
     """Count each row of a load once.
 
-    A task of writer jdbc that was run again has staged its rows again, and the chunks have read them twice. Its survey
-    has counted rejected rows that no chunk has; a run that has finished has the sum.
+    If a task of writer jdbc ran again, it staged its rows again, and the chunks have read them twice. Its survey has
+    counted rejected rows that no chunk has; a finished run has the sum.
     """
     has_sum = row["finished_at"] is not None and row["rows_rejected"] is not None
     rejected = row["rows_rejected"] if has_sum else (row["rows_rejected"] or 0) + row["chunk_rejected"]

@@ -1,4 +1,4 @@
-"""The runway: what is kept, how far back, how large that is, and when something was forgotten last."""
+"""The runway: what is kept, how far back, how large it is, and when something was last forgotten."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +13,10 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import bounded_wait, check_table
 
 LOOKED_AT_BLOCKS = 128
-"""Of the inbox, from each cursor of its maintainer on: the oldest ids are there."""
+"""Blocks of the inbox to read from each cursor of its maintainer: the oldest ids are there."""
 
 OVERDUE_SECONDS = 300.0
-"""A maintainer that is a service has a round every few seconds, or every minute while there is much to do."""
+"""When a round is overdue: a service has one every few seconds, or every minute while there is much to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class HorizonStatus:
     """How far back a subscriber remembers.
 
     Attributes:
-        subscriber_id: its name.
-        horizon: messages that were sent before it are not run any more.
-        age_seconds: of the horizon, by the database's clock.
-        oldest_at: when its oldest id was recorded, as far as that is known from where the maintainer works; rows of
-            letters that wait may be older. None where none was seen there, and of a rotating inbox.
+        subscriber_id: the subscriber.
+        horizon: messages sent before it are not run any more.
+        age_seconds: age of the horizon, by the database's clock.
+        oldest_at: when its oldest id was recorded, as far as that can be seen from where the maintainer works; rows of
+            letters that wait may be older. None if none was seen there, and for a rotating inbox.
     """
 
     subscriber_id: str
@@ -50,8 +50,14 @@ class GenerationStatus:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceTask:
-    """What maintainers have done of one task: when last, how many rows they have removed in all, and
-    what has prevented it, if it could not be done last: what the database has said, or a window that is missing."""
+    """What maintainers have done of one task.
+
+    Attributes:
+        task: its name.
+        finished_at: when it last finished.
+        removed: rows removed in all.
+        error: what prevented it when it could last not be done: the database's error, or a missing window.
+    """
 
     task: str
     finished_at: datetime | None
@@ -65,8 +71,8 @@ class ArchiveStatus:
 
     Attributes:
         location: its folder.
-        archived_upto: what was sent or processed before is in it; None: nothing is.
-        archived_at: when it got on last; None: it never did.
+        archived_upto: everything sent or processed before this is in it; None: nothing is.
+        archived_at: when it last advanced; None: never.
         behind_seconds: since ``archived_upto``, by the database's clock; None: nothing is in it.
     """
 
@@ -81,18 +87,18 @@ class Runway:
     """What is kept and forgotten.
 
     Attributes:
-        maintainer: which one works, or did so last; None if none ever has.
-        at_work: one works, or did so half a minute ago.
-        seconds_ago: since the last round was finished; None if none ever was.
-        overdue: a round was finished, and that is longer ago than a service takes.
+        maintainer: the one that works, or did so last; None if none ever has.
+        at_work: whether one works, or did so half a minute ago.
+        seconds_ago: since the last round finished; None if none ever did.
+        overdue: whether the last round finished longer ago than a service takes.
         inbox_rows: of all generations, by Postgres's statistics.
-        inbox_bytes: with its index, of all generations.
+        inbox_bytes: of all generations, with the index.
         horizons: of each subscriber that forgets, by name.
         generations: of a rotating inbox, the oldest first.
-        rotation_due_seconds: until a new one is opened; negative: since; None if that is not known.
+        rotation_due_seconds: until a new generation is due, negative if overdue; None if that is not known.
         tasks: by name.
-        waits_for: the server processes whose transactions began before the horizons moved, and still run: until they
-            have ended, nothing more is forgotten.
+        waits_for: server processes whose transactions began before the horizons moved and are still running; nothing
+            more is forgotten until they end.
         archives: to which days are moved, by folder.
     """
 
@@ -111,8 +117,6 @@ class Runway:
 
 
 class RunwayStatements(SqlFile, file="runway.sql"):
-    """The statements of ``runway.sql``."""
-
     tasks: str
     horizons: str
     inbox_size: str
@@ -123,7 +127,7 @@ class RunwayStatements(SqlFile, file="runway.sql"):
 
 
 def read_runway(connection: Connection, *, schema: str | None = None, prefix: str = "") -> Runway | None:
-    """Return what is kept and forgotten; None where nothing was ever to be forgotten.
+    """Return what is kept and forgotten; None if nothing was ever to be forgotten.
 
     Args:
         connection: to read with.
@@ -176,7 +180,7 @@ def _prevented_by(detail: Mapping[str, Any]) -> str | None:
 
 
 def _waits_for(connection: Connection, sql: RunwayStatements, horizons: RowMapping | None) -> tuple[int, ...]:
-    """Return the server processes that the maintainer waits for, of those that have not ended meanwhile."""
+    """Return the server processes that the maintainer waits for and that still run."""
     waits_for = [] if horizons is None else horizons["detail"].get("waits_for", [])
     if not waits_for:
         return ()

@@ -1,11 +1,11 @@
-"""The runway as events: read again and again by a process that need not be a maintainer.
+"""The runway as events, read at intervals by a process that need not be a maintainer.
 
 ::
 
     reporter = RunwayReporter(engine, hooks=[PrometheusHook()])
     reporter.start()
 
-So a maintainer that is gone shows in the metrics: how long ago one has worked is read from the database.
+So the metrics show when a maintainer is gone: how long ago one worked is read from the database.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,11 +31,11 @@ from txbox.service import Service
 from txbox.status.runway import Runway, read_runway
 
 INTERVAL_SECONDS = 60.0
-"""Between two reports."""
+"""Seconds between two reports."""
 
 
 class RunwayReporter(Service):
-    """Reads what is kept and forgotten once a minute, and tells hooks of it; any process may have one."""
+    """Reads what is kept and forgotten once a minute, and reports it to hooks; any process may run one."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RunwayReporter(Service):
         interval_seconds: float = INTERVAL_SECONDS,
         hooks: Iterable[Hook] = (),
     ) -> None:
-        """Name the database; nothing is connected before ``start``, ``run`` or ``run_once``.
+        """Store the database; it connects only at ``start``, ``run`` or ``run_once``.
 
         Args:
             engine: the database, or a replica of it.
@@ -71,7 +71,7 @@ class RunwayReporter(Service):
         self._source = tables(schema, prefix).processed_message.fullname
 
     def run_once(self) -> Runway | None:
-        """Read the runway, and tell the hooks of it; return it, or None where nothing was ever to be forgotten.
+        """Read the runway, report it to the hooks, and return it; None if nothing was ever to be forgotten.
 
         Raises:
             SchemaMissing: the tables do not exist.
@@ -97,7 +97,7 @@ class RunwayReporter(Service):
         return {"txbox-runway-reporter": self._work}
 
     def _stopped(self, finished: bool) -> None:
-        """There is nothing to report: it has nothing in hand."""
+        """Report nothing: there is no work to hand back."""
 
     def _work(self) -> None:
         is_lost = False

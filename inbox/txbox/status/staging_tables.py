@@ -1,4 +1,4 @@
-"""Staging tables of bulk loads: found by their names, and dropped when their run is done or left."""
+"""Staging tables of bulk loads: found by their names, and dropped when their run is finished or abandoned."""
 
 import logging
 import re
@@ -15,15 +15,13 @@ from txbox.postgres.transactions import short_transaction
 __all__ = ["TABLES_PER_TRANSACTION", "StagingCatalogue"]
 
 TABLES_PER_TRANSACTION = 64
-"""How many tables one transaction creates or drops: Postgres's table of locks is finite."""
+"""How many tables one transaction creates or drops: Postgres's lock table is finite."""
 
 DROP_SECONDS = 10
-"""How long to wait for a lock on a staging table that is to be dropped."""
+"""How long to wait for a lock on a staging table to be dropped."""
 
 
 class StagingCatalogueStatements(SqlFile, file="staging_tables.sql"):
-    """The statements of ``staging_tables.sql``."""
-
     schema_of_tables: str
     of_run: str
     abandoned: str
@@ -32,19 +30,19 @@ class StagingCatalogueStatements(SqlFile, file="staging_tables.sql"):
 
 
 class StagingCatalogue:
-    """The staging tables beside the tables of one schema, under one prefix; on the caller's connection."""
+    """The staging tables beside the tables of one schema, under one prefix. Uses the caller's connection."""
 
     def __init__(self, schema: str | None, prefix: str) -> None:
-        """Name where the tables are, as for an inbox."""
+        """Store where the tables are, as for an inbox."""
         self._sql = StagingCatalogueStatements.load(schema, prefix)
         self._start = f"{prefix}bulk_load_staging_"
 
     def name(self, run_id: str, attempt: int) -> str:
-        """Return what the staging table of a run's attempt is called."""
+        """Return the name of the staging table of a run's attempt."""
         return f"{self._start}{run_id}_{attempt}"
 
     def schema(self, connection: Connection) -> str:
-        """Return the schema of our tables, quoted as Postgres and psycopg's placeholders need it."""
+        """Return the schema of our tables, quoted for Postgres and for psycopg's placeholders."""
         return str(connection.exec_driver_sql(self._sql.schema_of_tables).scalar_one()).replace("%", "%%")
 
     def of_run(self, connection: Connection, run_id: str) -> list[str]:
@@ -53,13 +51,13 @@ class StagingCatalogue:
         return list(connection.exec_driver_sql(self._sql.of_run, {"pattern": pattern}).scalars())
 
     def abandoned(self, connection: Connection, abandoned_seconds: float | None) -> list[str]:
-        """Return the staging tables of runs that are finished or forgotten, and of those that were left.
+        """Return the staging tables of runs that are finished, forgotten or abandoned.
 
-        A run that was left can still be resumed without its staging table: its events are staged again.
+        An abandoned run can still be resumed without its staging table: its events are staged again.
 
         Args:
             connection: to read with.
-            abandoned_seconds: how long a run that was left has had no heartbeat; None: its tables are not returned.
+            abandoned_seconds: how long an abandoned run has had no heartbeat; None: leave out its tables.
         """
         start = f"^{re.escape(self._start)}"
         values = {
@@ -70,7 +68,7 @@ class StagingCatalogue:
         return list(connection.exec_driver_sql(self._sql.abandoned, values).scalars())
 
     def drops(self, connection: Connection, table: str) -> list[str]:
-        """Return the statements that drop a staging table with its partitions, each for a transaction of its own."""
+        """Return the statements that drop a staging table and its partitions, each for a separate transaction."""
         name = f"{self.schema(connection)}.{quote(table)}"
         found = connection.exec_driver_sql(self._sql.partitions, {"staging_table": unescaped(name)}).scalars()
         names = [*(one.replace("%", "%%") for one in found), name]
@@ -80,7 +78,7 @@ class StagingCatalogue:
         ]
 
     def drop(self, engine: Engine, table: str) -> None:
-        """Drop a staging table, or log that it is left: to a maintainer, and to later loads.
+        """Drop a staging table, or log that it is left to a maintainer and to later loads.
 
         An executor that hangs or is cut off may hold a lock on it, and it may belong to another role.
 

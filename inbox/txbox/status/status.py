@@ -24,7 +24,7 @@ from txbox.status.runway import Runway, read_runway
 from txbox.status.workers import WorkerStatus, read_workers
 
 EXACT_UP_TO_ROWS = 1_000_000
-"""A larger inbox is estimated unless asked otherwise: counting reads every row of it."""
+"""A larger inbox is estimated unless asked otherwise, because counting reads every row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,16 @@ class SubscriberStatus:
     """The state of one subscriber.
 
     Attributes:
-        subscriber_id: its name.
+        subscriber_id: the subscriber.
         processed: messages in its inbox; None if they were not counted.
-        last_processed_at: when the last one was, by the database's clock; None if there is none or it was not asked.
+        last_processed_at: when the last one was processed, by the database's clock; None if there is none or they were
+            not counted.
         retrying: messages that have failed and wait for another attempt.
-        dead_letters: parked messages that wait for a person, by reason; not those that were processed since.
+        dead_letters: parked messages that wait for a person, by reason, without those processed since.
         oldest_dead_letter_at: since when the oldest of them has waited.
-        held_keys: keys whose messages are parked and not run, as a dead letter holds them (workers with
-            ``ordered=True``); also while what was redriven is on its way.
-        oldest_held_at: when the oldest letter was parked that holds one.
+        held_keys: keys whose messages are parked and not run because a dead letter holds them (workers with
+            ``ordered=True``), including while redriven messages are on their way.
+        oldest_held_at: when the oldest letter that holds a key was parked.
     """
 
     subscriber_id: str
@@ -60,10 +61,10 @@ class HandlerConflict:
     Attributes:
         subscriber_id: whose handlers.
         sqlstate: 40P01 is a deadlock, 40001 a serialization failure.
-        relation: the relation, as the server has named it; empty if it has not.
+        relation: the relation that the server named; empty if it named none.
         conflicts: how many since ``first_at``; those of the last minute may be missing.
         first_at: since when they are counted, by the database's clock.
-        last_at: when they were counted last.
+        last_at: when they were last counted.
     """
 
     subscriber_id: str
@@ -79,8 +80,8 @@ class Status:
     """The state of a database.
 
     Attributes:
-        inbox_rows: messages in the inbox, of all subscribers. An estimate includes those that are parked.
-        exact: they were counted; otherwise they are the planner's estimate.
+        inbox_rows: messages in the inbox, of all subscribers. An estimate includes parked messages.
+        exact: whether they were counted; otherwise they are the planner's estimate.
         subscribers: one for each that has left a trace, by name.
         outbox: what waits to be sent, by whom, and what holds the database back.
         leases: what is worked on under leases, and what is done.
@@ -88,7 +89,7 @@ class Status:
         conflicts: deadlocks and serialization failures of handlers, the latest first.
         workers: those that have not signed off, by subscriber.
         pauses: the subscribers and destinations that are paused.
-        runway: what is kept and forgotten; None where nothing was ever to be forgotten.
+        runway: what is kept and forgotten; None if nothing was ever to be forgotten.
     """
 
     inbox_rows: int
@@ -103,21 +104,18 @@ class Status:
     runway: Runway | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return everything as plain values."""
         return asdict(self)
 
 
 class StatusStatements(SqlFile, file="status.sql", fragments_of=DeadLetterStatements):
-    """The statements of ``status.sql``."""
-
     inbox_counts: str
     failure_counts: str
     conflicts: str
 
 
 def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", exact: bool = False) -> Status:
-    """Read the state of a database; raises ``SchemaMissing`` if our tables do not exist, and
-    ``TableLocked`` if another session has locked one of them.
+    """Return the state of a database.
 
     Args:
         engine: the database.
@@ -125,6 +123,10 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         prefix: what the tables' names start with.
         exact: count inbox and leases even if they have more than ``EXACT_UP_TO_ROWS`` rows. The outbox is never counted
             beyond ``txbox.outbox.status.COUNTED_MESSAGES``.
+
+    Raises:
+        SchemaMissing: our tables do not exist.
+        TableLocked: another session has locked one of them.
     """
     sql = StatusStatements.load(schema, prefix)
     letters = DeadLetterStatements.load(schema, prefix)
@@ -166,7 +168,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
             found.setdefault(subscriber, {}).update(held_keys=keys, oldest_held_at=moment(oldest))
     unknown = {"processed": 0} if exact else {}
     lines = tuple(SubscriberStatus(name, **{**unknown, **found[name]}) for name in sorted(found))
-    # After that connection: each statement here is a transaction of its own, so no snapshot is held for long.
+    # After that connection: here each statement is a transaction, so no snapshot is held for long.
     outbox = read_outbox_status(engine, schema=schema, prefix=prefix, dead_letters=unsent)
     most = math.inf if asked else EXACT_UP_TO_ROWS
     leases = read_lease_status(engine, schema=schema, prefix=prefix, exact_up_to_rows=most)
@@ -176,14 +178,14 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
 def read_conflicts(
     connection: Connection, *, schema: str | None = None, prefix: str = "", subscriber_id: str | None = None
 ) -> tuple[HandlerConflict, ...]:
-    """Read the conflicts of handlers, the latest first; ``subscriber_id``: of one subscriber's."""
+    """Return the conflicts of handlers, the latest first; ``subscriber_id``: only of this subscriber."""
     named = {"subscriber_id": subscriber_id, "most": _CONFLICTS}
     rows = connection.exec_driver_sql(StatusStatements.load(schema, prefix).conflicts, named).mappings()
     return tuple(HandlerConflict(**with_moments(row, "first_at", "last_at")) for row in rows)
 
 
 _CONFLICTS = 20
-"""Lines of conflicts that are read, the latest first."""
+"""Most conflicts that are read."""
 
 _RELAY = f"{RELAY_SUBSCRIBER}:"
-"""The dead letters of the relay name the destination behind this."""
+"""Prefix of the relay's dead letters; the destination follows it."""

@@ -11,7 +11,7 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
 
 STALE_SECONDS = 10.0
-"""A worker reports every 3 seconds; one that is so late does not run, or cannot reach the database."""
+"""A worker reports every 3 seconds; one that is this late does not run, or cannot reach the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class WorkerStatus:
     """A worker, by its own report.
 
     Attributes:
-        worker_id: made anew with each start.
+        worker_id: new at each start.
         subscriber_id: for whom it works.
         source: where its messages come from.
         source_retention_seconds: how long its source keeps a message; None if that is not known.
@@ -27,15 +27,15 @@ class WorkerStatus:
         pid: of its process.
         version: of txbox.
         state: ``working``; ``paused``, and finishing what it has in hand; or ``drained``: paused, with nothing in hand.
-        outcomes: how many deliveries came to which outcome since it was made.
-        per_second: the same for a second, between its last two reports.
-        deadlocks: transactions of handlers that were rolled back because of a deadlock.
-        retries: transactions that were run again, those after deadlocks included.
-        started_at: its first report.
-        last_batch_at: when it last received something, by the database's clock; None if it has not.
+        outcomes: deliveries by outcome since it was created.
+        per_second: the same per second, between its last two reports.
+        deadlocks: handlers' transactions that were rolled back because of a deadlock.
+        retries: transactions that were run again, including after deadlocks.
+        started_at: when it first reported.
+        last_batch_at: when it last received something, by the database's clock; None if it never did.
         oldest_sent_at: when the oldest message of that batch was sent; None if that is not known.
-        seen_seconds_ago: its last report.
-        stale: that report is late; see ``STALE_SECONDS``.
+        seen_seconds_ago: since its last report.
+        stale: whether that report is late; see ``STALE_SECONDS``.
     """
 
     worker_id: str
@@ -58,13 +58,11 @@ class WorkerStatus:
 
 
 class WorkerStatements(SqlFile, file="workers.sql"):
-    """The statements of ``workers.sql``."""
-
     workers: str
 
 
 def read_workers(connection: Connection, *, schema: str | None = None, prefix: str = "") -> tuple[WorkerStatus, ...]:
-    """Return the workers that have not signed off; raises ``SchemaMissing`` if our tables do not exist."""
+    """Return the workers that have not signed off; raise ``SchemaMissing`` if our tables do not exist."""
     sql = WorkerStatements.load(schema, prefix)
     check_table(connection, sql.tables.worker_report)
     rows = connection.exec_driver_sql(sql.workers, {"stale_after": timedelta(seconds=STALE_SECONDS)}).mappings()

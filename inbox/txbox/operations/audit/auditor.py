@@ -1,8 +1,8 @@
-"""Audits: conservation from one outbox to one inbox, which may be in different databases.
+"""Audits: check conservation from one outbox to one inbox, which may be in different databases.
 
-Every message that an outbox has sent, and keeps (``Relay(keep_sent=…)``), is in the inbox of its subscriber: processed,
-parked, expired, discarded or on its way; and nothing else is. Both sides have an index that begins with the message id.
-So both are walked in stretches of ids, each of about ``STRETCH_ROWS`` rows::
+Every message that an outbox has sent and keeps (``Relay(keep_sent=…)``) is in the inbox of its subscriber: processed,
+parked, expired, discarded or on its way; and nothing else is there. Both sides have an index that begins with the
+message id. So the audit walks both in stretches of ids, each of about ``STRETCH_ROWS`` rows::
 
     after ── both sides: the id so many rows further; the smaller one is the edge
       │
@@ -10,18 +10,18 @@ So both are walked in stretches of ids, each of about ``STRETCH_ROWS`` rows::
       │ some differ
     the ids in these buckets, on both sides ── on both: fine ── on one alone: judged again ── named, or explained
 
-The servers compute the digests; ids travel only of buckets that differ. What is held here is one stretch.
+The servers compute the digests; only ids in buckets that differ are transferred. One stretch is held in memory.
 
-Nothing is locked, and no snapshot is held longer than a statement. Races are harmless, because no id is named before
-it was looked up again, after both sides were read::
+Nothing is locked, and no snapshot is held longer than a statement. Races are harmless, because an id is named only
+after it was looked up again, after both sides were read::
 
     sent, not in the inbox   one snapshot of the inbox: its row, letters, failures and lease. A message that was sent
                              lately, or redriven lately, is in flight; one that has failed lately is tried again.
     in the inbox, not sent   what was processed lately is not judged. Then the outbox, of which rows move to the sent
                              messages in one transaction: first the outbox, then the letters and what was sent.
 
-An id that the outbox has forgotten, or that the inbox may have, is not judged: what moves these limits (the oldest
-message that is kept, the subscriber's horizon) is read after the rows were looked for.
+An id that the outbox has forgotten, or the inbox may have forgotten, is not judged. What moves these limits (the oldest
+kept message, the subscriber's horizon) is read after the rows were looked for.
 """
 
 import logging
@@ -55,28 +55,28 @@ from txbox.postgres.sqlstates import QUERY_CANCELED, sqlstate
 __all__ = ["IN_FLIGHT", "STRETCH_ROWS", "audit", "audit_inbox"]
 
 IN_FLIGHT = timedelta(minutes=15)
-"""What was sent less than this ago is not missed yet. Also the greatest difference of clocks that is reckoned with."""
+"""What was sent less than this ago is not missed yet. Also the largest clock difference that the audit allows for."""
 
 STRETCH_ROWS = 20_000
-"""Of a stretch, on the side that has more of them; half a second on a cold disk, 30 milliseconds on a warm one."""
+"""Rows per stretch, on the side that has more; half a second on a cold disk, 30 milliseconds on a warm one."""
 
 RETRY = timedelta(seconds=Backoff().longest_seconds)
-"""The longest pause before a message that has failed is delivered again. It may then be in flight once more."""
+"""The longest pause before a failed message is delivered again. It may then be in flight once more."""
 
 SMALLEST_ROWS = 500
-"""Of a stretch whose statements took too long, and which is made no smaller."""
+"""Smallest stretch: it is made no smaller if its statements take too long."""
 
 LIMIT = 100
-"""Messages that are named, and stretches that are listed, by default."""
+"""Messages named, and stretches listed, by default."""
 
 PAUSE_SHARE = 0.25
-"""Of the time that a stretch has taken: so long the servers have peace."""
+"""Pause after a stretch, as a share of the time it took, to spare the servers."""
 
 PROGRESS_SECONDS = 10.0
 
 
 Moment = datetime | timedelta
-"""A moment with its zone; or how long ago, by the inbox's clock."""
+"""A moment with its time zone; or how long ago, by the inbox's clock."""
 
 
 def audit(
@@ -97,21 +97,21 @@ def audit(
 ) -> AuditReport:
     """Compare what an outbox has sent to some destinations with a subscriber's inbox, and balance that inbox.
 
-    Reads only, also from replicas that lag less than ``in_flight``. Emits ``Audited``.
+    It only reads, also from replicas that lag less than ``in_flight``. Emits ``Audited``.
 
     Args:
         outbox: the database of the outbox, whose relays keep what they send.
         destinations: from which the subscriber receives, as they were given to ``publish``.
         inbox: the database of the inbox; may be the same.
-        subscriber_id: its subscriber.
+        subscriber_id: the inbox's subscriber.
         outbox_schema: the schema of the outbox's tables; None leaves it to the search path.
-        outbox_prefix: of their names.
+        outbox_prefix: what their names start with.
         inbox_schema: the schema of the inbox's tables; None leaves it to the search path.
-        inbox_prefix: of their names.
-        since: only ids that were made then or later (a moment, or how long ago), as far as they begin with their time.
-        in_flight: what was sent less than this ago may be on its way: longer than the backlog of the queue, and than
-            the longest pause of a worker whose ``backoff`` is not the default one.
-        shared: others send to this subscriber, too: what this outbox has not sent is not foreign.
+        inbox_prefix: what their names start with.
+        since: a moment, or how long ago. Compare only ids made since then, as far as ids begin with their time.
+        in_flight: what was sent less than this ago may be on its way. Longer than the queue's backlog takes, and than
+            the longest pause of a worker whose ``backoff`` is not the default.
+        shared: whether others also send to this subscriber; what this outbox has not sent is then not foreign.
         limit: how many messages to name, and stretches to list.
         hooks: called with the event.
 
@@ -139,17 +139,17 @@ def audit_inbox(
 ) -> list[AuditReport]:
     """Balance an inbox by itself: recorded = processed + parked + expired + discarded, and letters against the inbox.
 
-    What was sent is not compared, so no message is found that is missing, overdue or foreign
+    Nothing that was sent is compared, so this finds no missing, overdue or foreign messages
     (``AuditReport.not_judged``).
 
     Args:
         inbox: its database.
-        subscriber_id: of this one alone, if it has left a trace; None: of each that has.
+        subscriber_id: only this one, if it has left a trace; None: each that has.
         schema: of the tables; None leaves it to the search path.
-        prefix: of their names.
-        since: as ``audit``.
-        limit: as ``audit``, for each of the reports.
-        hooks: as ``audit``.
+        prefix: what their names start with.
+        since: as in ``audit``.
+        limit: as in ``audit``, for each report.
+        hooks: as in ``audit``.
 
     Raises:
         SchemaMissing: a table does not exist.
@@ -246,20 +246,20 @@ class _Audit:
         self._now, self._horizon = known(row.now), moment(row.horizon)
         if self._sent is not None:
             self._kept_since = self._sent.kept_since
-            self._recorded.judged_since = self._kept_since - self._in_flight  # what is kept was not processed before
+            self._recorded.judged_since = self._kept_since - self._in_flight  # nothing kept was processed before
             self._sent_before = min(self._sent.now, moment(row.paused_at) or self._sent.now) - self._in_flight
-            # Of what was sent before, the inbox may have forgotten its rows.
+            # For messages sent before this, the inbox may have forgotten its rows.
             self._sent.judged_since = self._horizon and self._horizon + self._in_flight
         return max(last, row.last_id or "")
 
     def _next(self, after: str, upto: str, rows: int) -> Range:
-        """Return the next stretch of at most about so many rows on each side."""
+        """Return the next stretch, of at most about ``rows`` rows on each side."""
         sides = [self._recorded] if self._sent is None else [self._sent, self._recorded]
         edges = [edge for side in sides if (edge := side.edge(Range(after, upto), rows)) is not None]
         return Range(after, min(edges, default=upto))
 
     def _compare(self, stretch: Range) -> None:
-        """Compare a stretch, and count what it has; nothing is counted if a statement fails."""
+        """Compare a stretch and count what it has; count nothing if a statement fails."""
         counts: Counter[str] = Counter()
         # The outbox first: what is sent and processed meanwhile is recent.
         sent = {} if self._sent is None else self._sent.digests(stretch)
@@ -290,7 +290,7 @@ class _Audit:
             self._differing.append(Stretch(stretch.after, stretch.upto, *times, sent, recorded, faults))
 
     def _open(self, stretch: Range, buckets: Sequence[int], counts: Counter[str]) -> list[Finding]:
-        """Compare the ids in some buckets; those that are on one side alone are looked up again."""
+        """Compare the ids in some buckets; look up again those that are on one side only."""
         findings: list[Finding] = []
         sent_at: dict[str, int] = {}
         processed_at: dict[str, int] = {}
@@ -308,7 +308,7 @@ class _Audit:
             if state == "unparked":
                 findings.append(Finding(FindingKind.UNPARKED, message_id, moment(at)))
         both = states.keys() if self._sent is None else sent_at.keys() & states.keys()
-        counts.update(states[one] for one in both if states[one] != "unparked")  # these are counted
+        counts.update(states[one] for one in both if states[one] != "unparked")  # these are counted already
         if self._sent is not None:
             counts["sent"] += len(sent_at)
             missing = {one: known(sent_at[one]) for one in sent_at.keys() - states.keys()}
@@ -318,7 +318,7 @@ class _Audit:
         return sorted(findings, key=lambda finding: finding.message_id)
 
     def _judge_missing(self, sent_at: Mapping[str, datetime], counts: Counter[str]) -> list[Finding]:
-        """Count what became of messages that were not found in the inbox; return those that are missing or overdue."""
+        """Count what became of messages that were not found in the inbox; return the missing and overdue ones."""
         missing: dict[str, FindingKind] = {}
         for message_id, state in self._recorded.states(sent_at, self._in_flight, RETRY):
             lost = state in (FindingKind.MISSING, FindingKind.OVERDUE)
@@ -330,7 +330,7 @@ class _Audit:
                 counts[state] += 1
         if not missing:
             return []
-        horizon = moment(self._recorded.begin().horizon)  # it is moved before anything is forgotten
+        horizon = moment(self._recorded.begin().horizon)  # it moves before anything is forgotten
         judged = [name for name in missing if horizon is None or sent_at[name] >= horizon + self._in_flight]
         counts["forgotten"] += len(missing) - len(judged)
         counts["sent"] -= len(missing) - len(judged)
@@ -338,13 +338,13 @@ class _Audit:
         return [Finding(missing[name], name, sent_at[name]) for name in judged]
 
     def _judge_foreign(self, side: Sent, processed_at: Mapping[str, datetime], counts: Counter[str]) -> list[Finding]:
-        """Count why ids of the inbox are not among those that were sent; return those that are foreign."""
+        """Count why ids of the inbox are not among those sent; return the foreign ones."""
         if side.shared:
             counts["others"] += len(processed_at)
             return []
         recent = {name for name, at in processed_at.items() if at > self._now - self._in_flight}
         counts["recent"] += len(recent)
-        # Two looks at what was sent: the first leaves few to look for in the outbox, the second is what counts.
+        # Two looks at what was sent: the first leaves few to search the outbox for, the second is what counts.
         suspects = self._unknown(side, processed_at.keys() - recent, counts)
         if suspects:
             waiting = side.waiting(suspects)
@@ -392,9 +392,9 @@ def _named(counts: Iterable[str], bucket: Any) -> dict[str, int]:
 _OF_SENT = ("forgotten", "sent_again")
 _OF_RECORDED = ("not_kept", "doubled", "unparked")
 _STATES = ("processed", "parked", "expired", "discarded")
-"""Of what is in the inbox; counted here where a bucket is not opened, else id by id."""
+"""States of ids in the inbox; counted here if a bucket is not opened, otherwise id by id."""
 
 _NOTHING: Any = SimpleNamespace(**dict.fromkeys(("digest", "ids", *COUNTS), 0))
-"""The counts of a bucket that is empty."""
+"""The counts of an empty bucket."""
 
 _log = logging.getLogger("txbox.operations.audit")

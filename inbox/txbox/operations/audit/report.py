@@ -1,4 +1,4 @@
-"""What an audit has found. Pure: no I/O."""
+"""The report of an audit. Pure: no I/O."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ __all__ = ["COUNTS", "FAULTS_OF_SENT", "AuditReport", "Finding", "FindingKind", 
 
 
 class FindingKind(StrEnum):
-    """What is wrong with a message; of ``SENT_AGAIN`` and ``PROCESSED_SINCE``, nothing is."""
+    """What is wrong with a message; ``SENT_AGAIN`` and ``PROCESSED_SINCE`` are not faults."""
 
     MISSING = "missing"
     """It was sent, and the inbox knows nothing of it."""
@@ -20,11 +20,11 @@ class FindingKind(StrEnum):
     FOREIGN = "foreign"
     """It is in the inbox, and this outbox has not sent it."""
     DOUBLED = "doubled"
-    """The inbox has it more than once, so it may have been processed as often."""
+    """The inbox has it more than once, so it may have been processed more than once."""
     UNPARKED = "unparked"
-    """The inbox says that it is parked, and there is no such dead letter, or it was redriven."""
+    """The inbox says that it is parked, but there is no such dead letter, or it was redriven."""
     UNRECORDED = "unrecorded"
-    """A dead letter of it waits, and the inbox does not say that it is parked."""
+    """A dead letter of it waits, but the inbox does not say that it is parked."""
     SENT_AGAIN = "sent_again"
     """It was sent under one id more than once: by a replay, or by its producer. The inbox applies it once."""
     PROCESSED_SINCE = "processed_since"
@@ -32,10 +32,10 @@ class FindingKind(StrEnum):
 
 
 FAULTS = tuple(kind.value for kind in FindingKind if kind not in (FindingKind.SENT_AGAIN, FindingKind.PROCESSED_SINCE))
-"""The kinds of which an audit that is balanced has none."""
+"""The kinds that a balanced audit has none of."""
 
 FAULTS_OF_SENT = tuple(kind.value for kind in (FindingKind.MISSING, FindingKind.OVERDUE, FindingKind.FOREIGN))
-"""Those of them that only show where what was sent is compared."""
+"""The faults that only a comparison with what was sent can show."""
 
 COUNTS: Mapping[str, str] = {
     "sent": "ids that were sent, and are kept",
@@ -67,7 +67,7 @@ COUNTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One message, by name.
+    """One message by name.
 
     Attributes:
         kind: what is wrong.
@@ -82,14 +82,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A range of message ids in which something is wrong. Of ids that begin with their time, it is a stretch of time.
+    """A range of message ids in which something is wrong. If ids begin with their time, it is a stretch of time.
 
     Attributes:
         after: the id before its first one.
         last: its last id, or where the next stretch begins.
-        since, until: the times in its first and last ids, if they are UUIDs of version 7; else None.
-        sent: ids that were sent, of those that can be judged.
-        recorded: ids in the inbox, of those that can be judged.
+        since, until: the times in its first and last ids, if they are UUIDs of version 7; otherwise None.
+        sent: ids that were sent and can be judged.
+        recorded: ids in the inbox that can be judged.
         faults: how many were found, by kind.
     """
 
@@ -109,15 +109,15 @@ class AuditReport:
     Attributes:
         subscriber_id: whose inbox.
         destinations: where the messages were sent; empty if only the inbox was audited.
-        counts: how many messages, by the names of ``COUNTS``; all of them.
-        findings: the first of them, by name; ``counts`` has all.
+        counts: how many messages, under every name of ``COUNTS``.
+        findings: the first faulty messages, by name; ``counts`` counts all.
         differing: the first stretches in which something is wrong.
         stretches: how many were compared.
-        kept_since: when the first message that is kept was sent; None if only the inbox was audited.
+        kept_since: when the first kept message was sent; None if only the inbox was audited.
         horizon: of the subscriber; None if it forgets nothing.
-        in_flight_seconds: what was sent or processed later than that before the begin is not judged.
-        seconds: how long the audit has taken.
-        not_compared: the destinations of which nothing was compared: nothing was sent there, as far back as can be
+        in_flight_seconds: messages sent or processed within this time before the start are not judged.
+        seconds: how long the audit took.
+        not_compared: destinations of which nothing was compared, because nothing was sent there as far back as can be
             judged. The name may be wrong.
         compared_since: as far back as can be judged; None if only the inbox was audited.
     """
@@ -137,12 +137,12 @@ class AuditReport:
 
     @property
     def faults(self) -> int:
-        """How many are wrong, of any kind."""
+        """How many faults there are, of any kind."""
         return sum(self.counts[kind] for kind in FAULTS)
 
     @property
     def balanced(self) -> bool:
-        """Whether nothing is wrong, as far as it can be judged, and something was compared for each destination."""
+        """Whether nothing is wrong, as far as can be judged, and something was compared for each destination."""
         return self.faults == 0 and not self.not_compared
 
     @property
@@ -151,7 +151,7 @@ class AuditReport:
         return () if self.destinations else FAULTS_OF_SENT
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return everything as plain values."""
         return {"balanced": self.balanced, **asdict(self), "not_judged": self.not_judged}
 
 
@@ -167,7 +167,7 @@ def time_of(message_id: str) -> datetime | None:
 
 
 def id_from(moment: datetime) -> str:
-    """Return what comes before the ids, UUIDs of version 7, that were made at a moment or later."""
+    """Return a text that sorts before every UUID of version 7 made at ``moment`` or later."""
     text = f"{max(0, (moment - _EPOCH) // timedelta(milliseconds=1)):012x}"
     return f"{text[:8]}-{text[8:]}-"
 

@@ -1,4 +1,4 @@
-"""The two sides of an audit: what an outbox has sent, and what an inbox has; each by single statements."""
+"""The two sides of an audit: what an outbox has sent and what an inbox has, each read by single statements."""
 
 import random
 from collections import Counter
@@ -34,15 +34,13 @@ __all__ = [
 STATEMENT_TIMEOUT = "10s"
 
 COUNTED_WAITING = 100_000
-"""Messages of the outbox that are counted, or searched by one statement."""
+"""Most messages of the outbox that one statement counts or searches."""
 
 LETTERS = 2_000
-"""Dead letters that are compared by one statement."""
+"""Most dead letters that one statement compares."""
 
 
 class AuditStatements(SqlFile, file="audit.sql", fragments_of=DeadLetterStatements):
-    """The statements of ``audit.sql``."""
-
     state: str  # of the row ``entry`` of the inbox
     limit_statement: str
     outbox_begin: str
@@ -65,21 +63,21 @@ class AuditStatements(SqlFile, file="audit.sql", fragments_of=DeadLetterStatemen
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A stretch of ids: above one, up to another one. Compared byte by byte, as Python compares text."""
+    """A range of ids, above ``after`` and up to ``upto``. Compared byte by byte, as Python compares text."""
 
     after: str
     upto: str
 
 
 class AuditedDatabase:
-    """A database that is read by single statements, each in a transaction of its own."""
+    """A database that is read by single statements, each in its own transaction."""
 
     def __init__(self, engine: Engine, schema: str | None, prefix: str) -> None:
         self._engine = adopt(engine)
         self.sql = AuditStatements.load(schema, prefix)
 
     def check(self, *tables: Table) -> None:
-        """Raise ``SchemaMissing`` if a table is not there; another encoding than UTF-8 has another order of ids."""
+        """Raise if a table is missing (``SchemaMissing``), or the encoding is not UTF-8, which would order ids differently."""
         with short_transaction(self._engine) as connection:
             require_server(connection)
             for table in tables:
@@ -88,7 +86,7 @@ class AuditedDatabase:
     def read(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Any]:
         """Return the rows of a statement.
 
-        A replica cancels it, or ends the connection, for what it has to replay; then it is run again.
+        A replica may cancel it, or end the connection, because of what it has to replay; then the statement runs again.
         """
 
         def work() -> Sequence[Any]:
@@ -115,10 +113,10 @@ def subscribers(database: AuditedDatabase) -> Iterator[str]:
 
 
 class _Side:
-    """What both sides can tell of a stretch, by statements of the same meaning.
+    """What both sides can say about a stretch, by statements of the same meaning.
 
     Attributes:
-        judged_since: what was sent, or processed, before is not judged; None: all is.
+        judged_since: what was sent or processed before this is not judged; None: everything is.
     """
 
     def __init__(self, database: AuditedDatabase, kind: str, asked: Mapping[str, Any]) -> None:
@@ -126,16 +124,16 @@ class _Side:
         self.judged_since: datetime | None = None
 
     def edge(self, stretch: Range, rows: int) -> str | None:
-        """Return the id that ends a part of so many rows; None if the stretch has fewer."""
+        """Return the id that ends a part of ``rows`` rows; None if the stretch has fewer."""
         found = self._read("edge", stretch, rows=rows)
         return found[0].message_id if found else None
 
     def digests(self, stretch: Range) -> dict[int, Any]:
-        """Return counts and digest of each bucket that is not empty."""
+        """Return the counts and digest of each bucket that is not empty."""
         return {row.bucket: row for row in self._read("digests", stretch, seed=_SEED)}
 
     def ids(self, stretch: Range, buckets: Sequence[int]) -> Sequence[Any]:
-        """Return the ids in some buckets: each with its time in microseconds, whether it is judged, and more."""
+        """Return the ids in some buckets, each with its time in microseconds, whether it is judged, and more."""
         return self._read("list", stretch, seed=_SEED, buckets=buckets)
 
     def _read(self, what: str, stretch: Range, **more: object) -> Sequence[Any]:
@@ -168,11 +166,11 @@ class Sent(_Side):
         return str(row.last_id)
 
     def destinations_in(self, stretch: Range, destinations: Collection[str]) -> set[str]:
-        """Return to which of some destinations something was sent in a stretch, of what is judged."""
+        """Return the destinations to which something was sent in a stretch, as far as it is judged."""
         return {row.destination for row in self._read("destinations", stretch, destinations=sorted(destinations))}
 
     def quiet(self, every: Range, destinations: Collection[str]) -> set[str]:
-        """Return to which of some destinations something was sent once; none, where it takes too long to find out."""
+        """Return the destinations to which anything was ever sent; none if it takes too long to find out."""
         try:
             return self.destinations_in(every, destinations)
         except DBAPIError as error:
@@ -181,7 +179,7 @@ class Sent(_Side):
             return set()
 
     def known(self, message_ids: Sequence[str]) -> dict[str, bool]:
-        """Return which ids were sent or parked by this outbox, and whether to these destinations."""
+        """Return which ids this outbox has sent or parked, and whether to these destinations."""
         given = {"message_ids": message_ids, **self._asked, "relays": self._relays}
         found: dict[str, bool] = {}
         for message_id, here in self.database.read(self.database.sql.judge_foreign, given) if message_ids else ():
@@ -200,7 +198,7 @@ class Sent(_Side):
         return found
 
     def read_kept_since(self) -> datetime:
-        """Return when the first message that is kept by now was sent."""
+        """Return when the oldest message that is still kept was sent."""
         return moment(self.database.read(self.database.sql.kept_since, {})[0].kept_since) or self.now
 
 
@@ -216,22 +214,21 @@ class RecordedSide(_Side):
         return self.database.read(self.database.sql.inbox_begin, self._asked)[0]
 
     def check(self) -> None:
-        """Raise ``SchemaMissing`` if a table is not there."""
         tables = self.database.sql.tables
         self.database.check(tables.processed_message, tables.dead_letter, tables.message_lease, tables.inbox_horizon)
 
     def states(self, message_ids: Collection[str], in_flight: timedelta, retry: timedelta) -> Sequence[Any]:
-        """Return what has become of ids that were not found: message_id, state."""
+        """Return what became of ids that were not found: message_id, state."""
         given = {**self._asked, "message_ids": sorted(message_ids), "in_flight": in_flight, "retry": retry}
         return self.database.read(self.database.sql.judge_missing, given) if message_ids else ()
 
     def first_parked(self, message_ids: Sequence[str]) -> dict[str, datetime]:
-        """Return when messages were parked for the first time, of those that were."""
+        """Return when each message was first parked, for those that were."""
         rows = self.database.read(self.database.sql.first_parked, {**self._asked, "message_ids": message_ids})
         return {message_id: known(at) for message_id, at in rows}
 
     def letter_faults(self) -> Iterator[tuple[str, str, int]]:
-        """Yield what is wrong with letters that wait: kind, message_id, when it was parked in microseconds."""
+        """Yield faults of letters that wait: kind, message_id, and when it was parked in microseconds."""
         after: int | None = 0
         while after is not None:
             given = {**self._asked, "after": after, "rows": LETTERS}
@@ -240,11 +237,11 @@ class RecordedSide(_Side):
 
 
 def known(microseconds: int) -> datetime:
-    """Return a time that is not null; that of infinity is the last one."""
+    """Return a time that is not null; infinity becomes the last one."""
     return moment(microseconds) or datetime.max.replace(tzinfo=UTC)
 
 
 _ATTEMPTS = 5
 _AGAIN = Backoff(first_seconds=1.0, longest_seconds=10.0)
 _SEED = random.SystemRandom().getrandbits(63)
-"""Of the hashes; a bigint."""
+"""Seed of the hashes; a bigint."""

@@ -1,1 +1,1 @@
-"""Figures of the database for monitoring systems; each exporter is an optional file."""
+"""The database's figures for monitoring systems; each exporter is an optional file."""

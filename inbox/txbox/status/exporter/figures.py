@@ -1,9 +1,9 @@
-"""Figures of the database for monitoring, part by part: bounded reads that go on where one of them fails.
+"""Figures of the database for monitoring, in parts: bounded reads that go on if one of them fails.
 
-Each part has statements of limited time in transactions of their own, and waits shortly for locks. So a table that is
-slow or locked costs its own figures only; a part that could not be read has none, never those of before. All parts
-together have one limit, as Prometheus waits for so long. The part that took longest the last time comes last, so that
-it takes no time from the others.
+Each part has time-limited statements in its own transactions, and waits only briefly for locks. So a slow or locked
+table costs only its own figures. A part that could not be read has none, never old ones. All parts together have one
+limit, because Prometheus waits only so long. The part that took longest last time comes last, so that it takes no time
+from the others.
 """
 
 import logging
@@ -36,33 +36,31 @@ from txbox.status.workers import STALE_SECONDS, read_workers
 from txbox.text import text_of
 
 LIMIT_SECONDS = 8.0
-"""Of a read with all its parts; Prometheus gives a scrape 10 seconds, unless it is told otherwise."""
+"""Limit of a read with all its parts; by default Prometheus gives a scrape 10 seconds."""
 
 STATEMENT_SECONDS = 2.0
 LOCK_SECONDS = 0.5
 
 OUTBOX_SECONDS = 6.0
-"""Of all statements of the outbox's status."""
+"""Limit of all statements of the outbox's status."""
 
 COUNTED_ROWS = 10_000
-"""Letters of each subscriber, failures, held keys: more are said to be at least so many."""
+"""Most rows counted: letters of each subscriber, failures, held keys. Above it, the figure is a lower bound."""
 
 CANCEL_SECONDS = 1.0
-"""For the request to cancel a statement, which takes a connection."""
+"""Timeout of the request to cancel a statement, which takes a connection."""
 
 COUNTED_SUBSCRIBERS = 1_000
 COUNTED_LEASES = 1_000_000
 
 RECENT_SECONDS = 60.0
-"""An age when received is shown for so long; of an earlier batch it would say nothing of what waits now."""
+"""How long an age when received is shown; of an earlier batch, it would say nothing about what waits now."""
 
 STALLED_SECONDS = 60.0
-"""A bulk load shows every 10 seconds that it is worked on."""
+"""A bulk load at work shows it every 10 seconds; without that for this long, it has stalled."""
 
 
 class FiguresStatements(SqlFile, file="figures.sql", fragments_of=StatusStatements):
-    """The statements of ``figures.sql``."""
-
     bound_time: str
     dead_letters: str
     retrying: str
@@ -83,7 +81,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class PartRead:
-    """How the reading of a part has gone: ``exact`` is False where its figures are lower bounds, or left out."""
+    """How reading a part went; ``exact`` is False if its figures are lower bounds or left out."""
 
     succeeded: bool
     exact: bool
@@ -92,7 +90,7 @@ class PartRead:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was read; without the database, ``up`` is False and there is nothing else."""
+    """What was read; if the database is away, ``up`` is False and the rest is empty."""
 
     up: bool
     figures: tuple[Figure, ...]
@@ -127,7 +125,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "inbox_bytes": ("The inbox with its index, by generation", ("subscriber", "generation")),
     "horizon_age_seconds": ("How far back a subscriber's horizon lies", ("subscriber",)),
 }
-"""Every gauge: what it says, and its labels."""
+"""Every gauge, with its description and labels."""
 
 
 class FiguresReader:
@@ -141,7 +139,6 @@ class FiguresReader:
         self._sql = FiguresStatements.load(schema, prefix)
 
     def can_read(self, limit_seconds: float) -> bool:
-        """Return whether the database answers."""
         try:
             with self._bounded(time.monotonic() + limit_seconds):
                 return True
@@ -150,7 +147,7 @@ class FiguresReader:
             return False
 
     def read(self) -> Figures:
-        """Read all parts; nothing is raised for a database that is away, nor for a part that cannot be read."""
+        """Read all parts. Raises nothing if the database is away or a part cannot be read."""
         ends_at = time.monotonic() + self._limit_seconds
         if not self.can_read(self._limit_seconds):
             return Figures(False, (), {})
@@ -181,30 +178,30 @@ class FiguresReader:
             else:
                 figures.extend(found)
             seconds = time.monotonic() - began
-            if began < ends_at:  # or nothing is known of it
+            if began < ends_at:  # otherwise nothing is known about it
                 self._seconds[part] = seconds
             parts[part] = PartRead(succeeded, exact, seconds)
         return Figures(True, tuple(figures), parts)
 
     @contextmanager
     def _bounded(self, ends_at: float) -> Iterator[Connection]:
-        """Open a transaction that waits for nothing beyond this time.
+        """Open a transaction that waits for nothing beyond ``ends_at``.
 
         Raises:
-            TimeoutError: it has passed.
+            TimeoutError: that time has passed.
         """
         left = ends_at - time.monotonic()
         if left <= 0:
             raise TimeoutError("not begun")
         limits = {"statement": min(STATEMENT_SECONDS, left), "lock": min(LOCK_SECONDS, left)}
-        # A server that gives no answer is asked after half of the time whether it works on it.
+        # A server that does not answer is probed after half of the time.
         with bounded(left / 2), short_transaction(self._engine) as connection, _cancelled(connection, left):
             in_ms = {name: str(max(round(seconds * 1000), 1)) for name, seconds in limits.items()}
             connection.exec_driver_sql(self._sql.bound_time, in_ms)
             yield connection
 
     def _outbox(self, found: list[Figure], ends_at: float) -> bool:
-        # A lock costs half a second here, and 5 for each statement of the status.
+        # A lock costs half a second here, but 5 seconds for each statement of the status.
         with self._bounded(ends_at) as connection:
             tables = self._sql.tables
             for table in (tables.outbox_message, tables.outbox_sent, tables.outbox_relay):
@@ -320,11 +317,11 @@ class FiguresReader:
 
 @contextmanager
 def _cancelled(connection: Connection, seconds: float) -> Iterator[None]:
-    """Cancel the statement that runs after so many seconds: each has a limit of its own, but a part has several."""
+    """Cancel the running statement after ``seconds``: each has a limit, but a part has several."""
     driver: Any = connection.connection.driver_connection
 
     def cancel() -> None:
-        with suppress(psycopg.Error, OSError):  # the watchdog ends a wait for a server that gives no answer
+        with suppress(psycopg.Error, OSError):  # the watchdog ends a wait for a server that does not answer
             driver.cancel_safe(timeout=CANCEL_SECONDS)
 
     timer = threading.Timer(seconds, cancel)

@@ -1,11 +1,11 @@
-"""What the database knows, as Prometheus metrics. Needs ``pip install 'txbox[prometheus]'``.
+"""The database's figures as Prometheus metrics. Needs ``pip install 'txbox[prometheus]'``.
 
 ::
 
     registry = CollectorRegistry()
     registry.register(DatabaseCollector(engine))
 
-The metrics of the runway have the names of ``PrometheusHook``'s; so give it a registry without one.
+The metrics of the runway have the same names as those of ``PrometheusHook``; use a registry without one.
 """
 
 import math
@@ -26,14 +26,14 @@ with needs("prometheus"):
 __all__ = ["DatabaseCollector"]
 
 INTERVAL_SECONDS = 15.0
-"""The database is read so often, at most."""
+"""The least time between two reads of the database."""
 
 CHECK_SECONDS = 3.0
-"""Whether it answers is asked so often, at most, and the answer may take as long."""
+"""The least time between two checks whether the database answers, and the limit of each."""
 
 
 class DatabaseCollector(Collector):
-    """Reads the database when it is scraped, at most once an interval, and once at a time."""
+    """Reads the database when it is scraped, at most once per interval, and one read at a time."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class DatabaseCollector(Collector):
         interval_seconds: float = INTERVAL_SECONDS,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
-        """Name the database; nothing is connected before the first scrape.
+        """Store the database; it connects only at the first scrape.
 
         Args:
-            engine: the database; one connection at a time is used, and one more by ``database_answers``.
+            engine: the database; uses one connection at a time, and one more in ``database_answers``.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
-            interval_seconds: what was read is answered for so long.
-            limit_seconds: of a read in all: less than Prometheus's ``scrape_timeout``. What is not read by then is left
+            interval_seconds: how long a read is served before the next one.
+            limit_seconds: of a whole read: less than Prometheus's ``scrape_timeout``. What is not read in time is left
                 out.
 
         Raises:
@@ -73,11 +73,11 @@ class DatabaseCollector(Collector):
         self._checked_at = -math.inf
 
     def describe(self) -> Iterable[Metric]:
-        """Return the metrics without figures; the database is not read."""
+        """Return the metrics without figures, and without reading the database."""
         return _families(Figures(False, (), {}), 0.0)
 
     def database_answers(self) -> bool:
-        """Return whether the database answers, for a probe: asked every ``CHECK_SECONDS`` at most, once at a time."""
+        """Return whether the database answers, for a probe: asks at most every ``CHECK_SECONDS``, once at a time."""
         with self._checking:
             if time.monotonic() - self._checked_at >= CHECK_SECONDS:
                 self._answers = self._reader.can_read(CHECK_SECONDS)
@@ -85,7 +85,7 @@ class DatabaseCollector(Collector):
             return self._answers
 
     def collect(self) -> Iterable[Metric]:
-        """Return what the last read has found, or read again."""
+        """Return the figures of the last read, or read again if it is too old."""
         with self._reading:
             if self._read is None or time.monotonic() - self._read_at >= self._interval_seconds:
                 self._read = self._reader.read()
