@@ -4,14 +4,14 @@ The idempotent consumer by sequence number (Kafka's brokers do it for idempotent
 "Enterprise Integration Patterns", 2003, Idempotent Receiver; P. Helland, "Life beyond Distributed Transactions", 2007).
 
 The producer gives each event of an aggregate a number of its own, a later event a higher one; a clock is no such
-number. The events of an aggregate come in that order, or each one carries the aggregate's whole state: an event that is
-overtaken by a later one is STALE for ever. Where that does not hold, use the inbox. ::
+number. Either the events of an aggregate arrive in that order, or each one carries the aggregate's whole state: an
+event that is overtaken by a later one is STALE for ever. If neither holds, use the inbox. ::
 
     advance ── mark < sequence ──▶ APPLIED   the watermark is the sequence now; apply the event, and commit both
        │  └─── sequence ≤ mark ──▶ STALE     applied before, or overtaken; nothing to do, ack
        └ insist: mark + 1 < sequence ──▶ GAP one before it is missing; nothing has changed, roll back and hand back
 
-When transaction B comes to an aggregate that transaction A has advanced::
+When transaction B reaches an aggregate that transaction A has advanced::
 
     A advances ─────────────── A commits       B is decided by A's watermark   (at READ COMMITTED)
          B advances … waits for A ┘            B: 40001, run it again          (at REPEATABLE READ and SERIALIZABLE,
@@ -21,8 +21,8 @@ When transaction B comes to an aggregate that transaction A has advanced::
     A advances ─────────────────────────────…  B: InFlight, after ``wait_seconds``
          B advances … waits ┘
 
-What B's snapshot shows to be stale is STALE at once: it waits for nothing and locks nothing. Everything else holds the
-watermark until the transaction ends, GAP included. A serialization failure is never read as STALE: it passes through.
+What B's snapshot shows to be stale is STALE at once, without waiting or locking. Everything else, including GAP, locks
+the watermark until the transaction ends. A serialization failure is never read as STALE: it propagates.
 
 Events behind a gap are not kept: the broker delivers them again. docs/watermarks.md covers a missing event that never
 comes.
@@ -48,11 +48,11 @@ class Advance(StrEnum):
     """How an event compares with the watermark of its aggregate."""
 
     APPLIED = "applied"
-    """It is above, and the watermark is its sequence now: apply the event in the same transaction."""
+    """It is above the watermark, which is now its sequence: apply the event in the same transaction."""
     STALE = "stale"
-    """It is not above: applied before, or overtaken by a later one. Nothing is to be done."""
+    """It is not above the watermark: applied before, or overtaken by a later one. Do nothing."""
     GAP = "gap"
-    """It is not the next one, with ``insist``. Nothing has changed: hand it back."""
+    """With ``insist``: it is not the next one. Nothing has changed: hand it back."""
 
     def __bool__(self) -> bool:
         raise TypeError(f"Advance.{self.name} is not yes or no: compare with Advance.APPLIED")
@@ -61,9 +61,9 @@ class Advance(StrEnum):
 def decide(
     before: int | None, sequences: Sequence[int], *, insist: bool = False, first: int = 1
 ) -> tuple[list[Advance], int | None]:
-    """Compare events of one aggregate, in the order in which they count, with its watermark (None: there is none).
+    """Compare events of one aggregate with its watermark (None: there is none), in the order in which they count.
 
-    Returns an answer for each event, and the watermark after them. A set of events is decided here only; ``insist`` and
+    Return an answer for each event, and the watermark after them. Only here is a set of events decided; ``insist`` and
     ``first`` are as for ``Watermarks.advance``.
     """
     answers: list[Advance] = []
@@ -95,15 +95,15 @@ class WatermarkStatements(SqlFile, file="watermarks.sql"):
     count_kept: str
 
     def advance_from(self, relation: str, type_column: str | None, id_column: str, sequence_column: str) -> str:
-        """Return the statement that advances by the events of a table, and deletes from it those that are stale.
+        """Return the statement that advances by the events of a table and deletes the stale ones from it.
 
         It takes lock_timeout (or null), subscriber_id, newest_only, and aggregate_type unless a column has it; it
         returns how many events are left.
 
         Args:
-            relation: the table, by its name alone; a temporary one comes first.
+            relation: the table, by its name alone; a temporary table of that name is found first.
             type_column: the column of the aggregate's type; None: it is given as a value.
-            id_column, sequence_column: those of its id, and of the event's sequence.
+            id_column, sequence_column: the columns of the aggregate's id, and of the event's sequence.
         """
         table = quote(relation)
         kind = "%(aggregate_type)s" if type_column is None else f"event.{quote(type_column)}"
@@ -124,10 +124,10 @@ WAIT_SECONDS = 1.0
 
 MAX_AGGREGATE_TYPE_BYTES = 200
 MAX_AGGREGATE_ID_BYTES = 1_000
-"""In UTF-8. A B-tree entry of Postgres holds 2,704 bytes, and the subscriber and the type are in it too."""
+"""In UTF-8. A B-tree entry of Postgres holds 2,704 bytes, including the subscriber and the type."""
 
 LOWEST_SEQUENCE, HIGHEST_SEQUENCE = -(2**63) + 1, 2**63 - 1
-"""What a bigint holds, but for the lowest: there is always one before the first."""
+"""The range of a bigint, except its lowest: there is always a number before the first."""
 
 Aggregate = tuple[str, str]
 """Its type and its id."""
@@ -136,20 +136,20 @@ Aggregate = tuple[str, str]
 class Watermarks:
     """The highest sequence that one subscriber has applied of each aggregate.
 
-    Methods work in the caller's transaction, which is never begun, committed or rolled back here. If it is rolled back,
-    the watermark is where it was.
+    Methods work in the caller's transaction, and never begin, commit or roll it back. If it is rolled back, the
+    watermark is where it was.
     """
 
     def __init__(
         self, subscriber_id: str, *, schema: str | None = None, prefix: str = "", wait_seconds: float = WAIT_SECONDS
     ) -> None:
-        """Name the subscriber and the place of the table; nothing is connected.
+        """Store the subscriber and where the table is; nothing is connected.
 
         Args:
-            subscriber_id: the consumer's name; each subscriber has watermarks of its own. 1 to 200 bytes.
+            subscriber_id: the consumer's name; each subscriber has its own watermarks. 1 to 200 bytes.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
-            wait_seconds: how long to wait for another transaction that has the same watermark; from 0.001 to 3600.
+            wait_seconds: how long to wait for another transaction that holds the same watermark; from 0.001 to 3600.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -177,28 +177,28 @@ class Watermarks:
     ) -> Advance:
         """Advance a watermark to an event's sequence, in the caller's transaction; one statement, one round trip.
 
-        With ``insist``, an event that is found to be ahead takes a second round trip.
+        With ``insist``, an event that turns out to be ahead costs a second round trip.
 
         Args:
             connection_or_session: where the event is applied too.
-            aggregate_type: what kind of thing the event is about, ``account``. 1 to 200 bytes.
+            aggregate_type: what kind of thing the event is about, such as ``account``. 1 to 200 bytes.
             aggregate_id: which one. 1 to 1,000 bytes.
-            sequence: of the event, within its aggregate: a bigint, greater than the lowest of them.
+            sequence: of the event, within its aggregate: a bigint, greater than the lowest bigint.
             insist: apply only the very next sequence.
-            first: the sequence that is next where there is no watermark yet; for ``insist``.
+            first: the sequence that is next while there is no watermark yet; for ``insist``.
 
         Returns:
-            APPLIED: apply the event. STALE: there is nothing to do. GAP: one before it is missing; only with
+            APPLIED: apply the event. STALE: there is nothing to do. GAP: an earlier event is missing; only with
             ``insist``.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
-            InFlight: another transaction has the watermark; roll back, and take the event up again later.
+            InFlight: another transaction holds the watermark; roll back, and try the event again later.
             InvalidConfiguration: an argument cannot be kept; or ``insist`` is set, there is no watermark, and the
                 sequence is below ``first``.
-            TypeError: the aggregate's id is no text, or the sequence no integer.
+            TypeError: the aggregate's id is not text, or the sequence not an integer.
             SchemaMissing: the table does not exist.
-            sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
+            sqlalchemy.exc.OperationalError: for example a serialization failure (40001): run the transaction again.
         """
         kind, name = _valid_aggregate(aggregate_type, aggregate_id)
         _valid_sequence(sequence, "sequence")
@@ -221,8 +221,8 @@ class Watermarks:
                 raise _below_first((kind, name), sequence, first)
             seen = first - 1
         elif seen is None or seen < sequence:
-            # The statement has locked a row that may be newer than its snapshot: whether the event is ahead or stale,
-            # only another statement can see.
+            # The statement has locked a row that may be newer than its snapshot. Only another statement can see whether
+            # the event is ahead or stale.
             seen = run(connection, sql.read_sequence, key).scalar_one()
         return Advance.STALE if sequence <= seen else Advance.GAP
 
@@ -236,9 +236,9 @@ class Watermarks:
     ) -> list[Advance]:
         """Advance watermarks by many events, in the caller's transaction; answers are those of ``advance`` one by one.
 
-        One round trip; two with ``insist``. Watermarks are locked in one order, so that batches which overlap wait for
-        each other and never deadlock, as calls of ``advance`` one after the other in one transaction may. ``insist``
-        and ``first`` are as for ``advance``.
+        One round trip; two with ``insist``. Watermarks are locked in a fixed order, so overlapping batches wait for
+        each other and never deadlock, as several calls of ``advance`` in one transaction may. ``insist`` and ``first``
+        are as for ``advance``.
 
         Args:
             connection_or_session: where the events are applied too.
@@ -261,7 +261,7 @@ class Watermarks:
         if not given:
             return answers
         sql = self._statements
-        # Sorted, so that rows are likely to be inserted as they come; the statement orders them itself.
+        # Sorted, so that rows are likely to be inserted in that order; the statement sorts them itself.
         wanted = {aggregate: max(given[aggregate].values()) for aggregate in sorted(given)}
         values = {**_arrays(wanted), "sequences": list(wanted.values()), "placeholder": first - 1}
         busy = [f"{kind} {name}" for kind, name in given]
@@ -301,25 +301,25 @@ class Watermarks:
         newest_only: bool = False,
         wait_seconds: float | None = None,
     ) -> int:
-        """Advance watermarks by the events in a table of this transaction, and leave in it those that are above them.
+        """Advance watermarks by the events in a table of this transaction, and keep only the events above them in it.
 
         One statement, however many events. It is for the callable that applies a chunk of a bulk load: after it, the
-        relation ``fresh_event`` has no stale events any more, and ``UPDATE … FROM fresh_event`` applies the others.
+        relation ``fresh_event`` has no stale events, and ``UPDATE … FROM fresh_event`` applies the others.
 
         Events of one aggregate count in the order of their sequences, wherever they are in the table; of two with the
-        same sequence, one is left. A bulk load merges its chunks in no order, so an event is stale if a later one was
-        in an earlier chunk: it is for events that carry their aggregate's state.
+        same sequence, one is kept. A bulk load merges its chunks in no order, so an event is stale if a later one was
+        in an earlier chunk. So use it for events that carry their aggregate's state.
 
         Args:
             connection_or_session: whose transaction has the table.
             relation: a table without partitions, by its name alone, whose rows may be deleted: a temporary one.
-            aggregate_type: the type of all events; or ``sqlalchemy.column("name")``, where a column has it.
+            aggregate_type: the type of all events; or ``sqlalchemy.column("name")``, if a column has it.
             aggregate_id: the column of the aggregate's id; as text, it is what ``advance`` is given.
             sequence: the column of the sequence.
-            newest_only: leave only the newest event of each aggregate. UPDATE … FROM takes any one of several.
-            wait_seconds: how long to wait for each other transaction that has one of the watermarks, instead of
-                ``Watermarks.wait_seconds``; None leaves it to the lock_timeout of the transaction, and its 55P03 passes
-                through, which a bulk load tries again.
+            newest_only: keep only the newest event of each aggregate. UPDATE … FROM takes any one of several.
+            wait_seconds: how long to wait for each other transaction that holds one of the watermarks, instead of
+                ``Watermarks.wait_seconds``. None leaves it to the transaction's lock_timeout; its 55P03 propagates, and
+                a bulk load then tries again.
 
         Returns:
             How many events are left.
@@ -349,7 +349,7 @@ class Watermarks:
     ) -> Any:
         """Run a statement that may wait, and return its row.
 
-        ``aggregates`` may be in flight; None: the lock_timeout is the caller's own, and so is its error.
+        ``aggregates`` are named in ``InFlight``; None: the lock_timeout is the caller's own, and so is its error.
         """
         common = {"subscriber_id": self.subscriber_id, "lock_timeout": self._lock_timeout}
         try:
@@ -357,7 +357,7 @@ class Watermarks:
         except DATABASE_ERRORS as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE and aggregates is not None:
                 raise InFlight(self.subscriber_id, aggregates) from error
-            # Or it is the relation of advance_from that is not there, or lacks a column.
+            # Or the relation of advance_from is missing, or lacks a column.
             missing = missing_schema(error, self._statements.name_of("aggregate_watermark"))
             name = self._statements.tables.aggregate_watermark.name
             if missing is not None and name in str(getattr(error, "orig", error)).splitlines()[0]:

@@ -77,7 +77,7 @@ class AuditedDatabase:
         self.sql = AuditStatements.load(schema, prefix)
 
     def check(self, *tables: Table) -> None:
-        """Raise if a table is missing (``SchemaMissing``), or the encoding is not UTF-8, which would order ids differently."""
+        """Raise if a table is missing, or if the encoding is not UTF-8, which would order ids differently."""
         with short_transaction(self._engine) as connection:
             require_server(connection)
             for table in tables:
