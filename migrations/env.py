@@ -1,4 +1,4 @@
-"""alembic's entrance for work in this repository: reads the database's URL, then hands over to the package."""
+"""Alembic's entry point for work in this repository: reads the database's URL, then calls the package."""
 
 import logging
 import os

@@ -1,7 +1,7 @@
-"""Create and change txbox's tables: from a revision of your own alembic history, or by ours.
+"""Create and change txbox's tables, from a revision of your own alembic history or by ours.
 
 - ``upgrade(op, to=N)`` and ``downgrade(op, to=N)``: inside a revision of the host's own history;
-- ``upgrade_database(url)`` and ``downgrade_database(url)``: by our history, with a version table of its own;
+- ``upgrade_database(url)`` and ``downgrade_database(url)``: by our history, with its own version table;
 - ``include_object()``: keeps the host's autogenerate away from our tables;
 - ``find_drift(connection)``: compares a live database with the metadata.
 """

@@ -9,15 +9,15 @@ from txbox_migrations.environment import VERSION_TABLE
 
 
 def include_object(schema: str | None = None, prefix: str = "", also: IncludeObjectFn | None = None) -> IncludeObjectFn:
-    """Make the filter for ``context.configure(include_object=…)`` in a host's env.py.
+    """Return the filter for ``context.configure(include_object=…)`` in a host's env.py.
 
-    With it autogenerate neither drops nor alters our tables, ``txbox_version``, the staging tables of bulk loads and
-    the generations of a rotating inbox included.
+    With it, autogenerate neither drops nor alters our tables, including ``txbox_version``, the staging tables of bulk
+    loads and the generations of a rotating inbox.
 
     Args:
-        schema: the schema of our tables; None: the connection's default one.
+        schema: the schema of our tables; None: the connection's default schema.
         prefix: the prefix of their names.
-        also: the host's own filter, asked about everything that is not ours.
+        also: the host's own filter, called for everything that is not ours.
 
     Returns:
         The filter.
@@ -39,12 +39,12 @@ def include_object(schema: str | None = None, prefix: str = "", also: IncludeObj
 
 
 def _same_schema(found: str | None, wanted: str | None) -> bool:
-    """Compare two schemas, either of which may name the connection's default one or leave it out."""
+    """Compare two schemas, either of which may name the connection's default schema or leave it out."""
     try:
         default = context.get_context().dialect.default_schema_name
     except (
         NameError,
         AttributeError,
-    ):  # no env.py is running, as under compare_metadata(): none did, or one did before
+    ):  # no env.py is running, as under compare_metadata(): none ever did, or one did before
         default = None
     return (found or default) == (wanted or default)

@@ -1,4 +1,4 @@
-"""Upgrade a database by our own alembic history: what stands behind ``txbox db upgrade``."""
+"""Upgrade a database by our own alembic history, as ``txbox db upgrade`` does."""
 
 import io
 import threading
@@ -23,7 +23,7 @@ from txbox_migrations.version_mark import require_prefix, require_version
 
 _HISTORY: Final = Path(__file__).parent / "history"
 
-# alembic.context and alembic.op are the process's, not the thread's: two runs at once would mix them up.
+# alembic.context and alembic.op belong to the process, not the thread: two runs at once would mix them up.
 _ALEMBIC: Final = threading.Lock()
 
 
@@ -32,8 +32,8 @@ def upgrade_database(
 ) -> VersionChange:
     """Create our tables or bring them up to a version, in one transaction.
 
-    The version is kept in a table of our own, ``txbox_version``, so the host's alembic history is never touched.
-    Runs that collide wait for each other. Do not call it from inside an alembic environment: a revision calls
+    The version is kept in our own table, ``txbox_version``, so the host's alembic history is never touched. Runs that
+    collide wait for each other. Do not call it inside an alembic environment: a revision calls
     ``txbox_migrations.upgrade``.
 
     Args:
@@ -46,7 +46,7 @@ def upgrade_database(
         The version before and after.
 
     Raises:
-        MigrationError: another alembic history manages the tables, they are of before the baseline, a version is
+        MigrationError: another alembic history manages the tables, they are from before the baseline, a version is
             unknown, or the prefix is too long.
         sqlalchemy.exc.SQLAlchemyError: the database cannot be reached, or refuses.
     """
@@ -78,11 +78,11 @@ def downgrade_database(
 
 
 def migration_sql(*, since: int = 0, to: int = LATEST, schema: str | None = None, prefix: str = "") -> str:
-    """Write what ``upgrade_database`` or ``downgrade_database`` would run, for a person to run.
+    """Return the SQL that ``upgrade_database`` or ``downgrade_database`` would run, for a person to run.
 
     Args:
         since: the version the tables will be at when the script runs; 0: no tables.
-        to: the version to reach: an upgrade when above ``since``, a downgrade when below.
+        to: the version to reach: an upgrade if above ``since``, a downgrade if below.
         schema: the schema of the tables; None: the search path in which the script is run.
         prefix: the prefix of every name.
 
@@ -108,7 +108,7 @@ def migration_sql(*, since: int = 0, to: int = LATEST, schema: str | None = None
 
 @contextmanager
 def connected(database: str | URL | Engine) -> Iterator[Connection]:
-    """Open a READ COMMITTED connection to a database for one run; raises ``MigrationError`` for no URL of Postgres."""
+    """Yield a READ COMMITTED connection for one run; raise ``MigrationError`` if the URL is not of a Postgres."""
     if isinstance(database, Engine):
         with database.connect() as connection:
             yield connection.execution_options(isolation_level="READ COMMITTED")

@@ -1,8 +1,8 @@
 """Compare our tables in a live database with the metadata of ``txbox.schema``.
 
-What is expected is asked of the same server: the metadata's tables are created as temporary ones in a transaction
-that is rolled back, and Postgres describes both. So expressions are compared as Postgres writes them, and nothing
-has to be parsed. Needs the right to create temporary tables, and a server that is not a read-only replica.
+The same server describes what is expected: the metadata's tables are created as temporary ones in a transaction that is
+rolled back, and Postgres describes both. So expressions are compared as Postgres writes them, and nothing has to be
+parsed. This needs the right to create temporary tables, and a server that is not a read-only replica.
 """
 
 import re
@@ -37,8 +37,8 @@ class Difference:
     Attributes:
         table: the table's name, with its prefix.
         what: the part of the table, such as ``column body: type`` or ``index dead_letter_parked_once``.
-        expected: how the metadata describes it; None: it does not know it.
-        found: how the database describes it; None: it is not there.
+        expected: how the metadata describes it; None: the metadata does not have it.
+        found: how the database describes it; None: the database does not have it.
         severity: whether a check fails because of it.
     """
 
@@ -133,7 +133,7 @@ _FIND_GENERATIONS: Final = sa.text("""
 
 _IS_PARTITIONED: Final = sa.text("SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = :oid")
 
-# The view's condition, as Postgres writes it, of a view that has our columns and reads our inbox and nothing else.
+# Postgres's text of the view; its condition is compared if it has our columns and reads only our inbox.
 _DESCRIBE_VIEW: Final = sa.text("""
     SELECT pg_catalog.pg_get_viewdef(v.oid) AS definition,
            EXISTS (SELECT FROM pg_catalog.pg_rewrite AS r JOIN pg_catalog.pg_depend AS d ON d.objid = r.oid
@@ -144,7 +144,7 @@ _DESCRIBE_VIEW: Final = sa.text("""
       AND v.relnamespace = (SELECT relnamespace FROM pg_catalog.pg_class WHERE oid = :inbox)
 """)
 _QUOTED_NAME: Final = r'(?:"(?:[^"]|"")+"|[^\s".]+)'
-_OF_TABLE: Final = rf"(?:{_QUOTED_NAME}\.)?"  # Postgres before 16 writes the table's name with each column
+_OF_TABLE: Final = rf"(?:{_QUOTED_NAME}\.)?"  # before version 16, Postgres qualifies each column with the table's name
 _VIEW_CONDITION: Final = re.compile(
     rf"^ SELECT {_OF_TABLE}subscriber_id,\s+{_OF_TABLE}message_id\s+FROM \S.*\s+WHERE \(?{_OF_TABLE}(.*?)\)?;$",
     re.DOTALL,
@@ -157,24 +157,24 @@ _INDEX_HEAD: Final = re.compile(
 def find_drift(connection: Connection, *, schema: str | None = None, prefix: str = "") -> list[Difference]:
     """Compare our tables in a database with the metadata of this release.
 
-    Tables, columns (type, nullability, collation, default, identity), primary keys, CHECK constraints and indexes
-    with their uniqueness and predicates are compared, and of a rotating inbox its generations and their view; comments
-    and the order of columns are not. Additions are differences too: harmless ones (a nullable column, an index that is
-    not unique) have ``Severity.EXTRA``.
+    This compares tables, columns (type, nullability, collation, default, identity), primary keys, CHECK constraints and
+    indexes with their uniqueness and predicates, and of a rotating inbox its generations and their view. It does not
+    compare comments or the order of columns. Additions are differences too: harmless ones (a nullable column, an index
+    that is not unique) have ``Severity.EXTRA``.
 
     Args:
-        connection: a connection that is not in autocommit mode. In a transaction a savepoint is used; otherwise a
-            transaction is begun. Either is rolled back.
+        connection: a connection that is not in autocommit mode. In a transaction, this uses a savepoint; otherwise it
+            begins a transaction. Either is rolled back.
         schema: the schema that holds the tables; None: the connection's search path.
         prefix: the prefix of every name.
 
     Returns:
-        The differences; empty when the database is as it should be.
+        The differences; empty if the database is as it should be.
 
     Raises:
         NotInTransaction: the connection is in autocommit mode.
         InvalidConfiguration: the database is not UTF-8.
-        MigrationError: the prefix is too long, or the tables are of before the baseline.
+        MigrationError: the prefix is too long, or the tables are from before the baseline.
     """
     require_prefix(prefix)
     refuse_autocommit(connection)
@@ -183,9 +183,9 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
     transaction = connection.begin_nested() if connection.in_transaction() else connection.begin()
     try:
         refuse_before_baseline(connection, schema=schema, prefix=prefix)
-        # Before the temporary tables are there: on the search path those come first.
+        # Before the temporary tables exist, because they come first on the search path.
         live = _find_tables(connection, _FIND_TABLES, {"names": names, "schema": schema})
-        for table in tables("pg_temp", prefix).metadata.sorted_tables:  # without their comments, which are not compared
+        for table in tables("pg_temp", prefix).metadata.sorted_tables:  # without comments, which are not compared
             connection.execute(CreateTable(table))
             for index in table.indexes:
                 connection.execute(CreateIndex(index))
@@ -213,7 +213,7 @@ def _compare_inbox(
     expected: dict[Part, Properties],
     found: dict[Part, Properties],
 ) -> Iterator[Difference]:
-    """Compare the inbox in either form: one table, or a rotating one with its generations; and the view of ids."""
+    """Compare the inbox in either form, one table or a rotating one with its generations, and the view of ids."""
     condition = "false"
     if not connection.execute(_IS_PARTITIONED, {"oid": live}).scalar_one():
         yield from _compare(name, expected, found)
@@ -245,7 +245,7 @@ def _find_tables(connection: Connection, statement: sa.TextClause, parameters: M
 
 
 def _describe(connection: Connection, oids: Sequence[int]) -> dict[int, dict[Part, Properties]]:
-    """Have Postgres describe every part of some tables."""
+    """Return Postgres's description of every part of some tables."""
     parameters = {"oids": oids}
     described: dict[int, dict[Part, Properties]] = {}
     for row in connection.execute(_DESCRIBE_TABLES, parameters):
@@ -285,7 +285,7 @@ def _compare(table: str, expected: Mapping[Part, Properties], found: Mapping[Par
 
 
 def _can_refuse_rows(part: Part, properties: Properties) -> bool:
-    """Whether an addition can make an INSERT of ours fail, which does not name it."""
+    """Return whether an addition can make one of our INSERTs, which do not name it, fail."""
     kind, _ = part
     if kind == "column":
         fills_itself = any(properties[key] != NONE for key in ("default", "identity", "generated"))
@@ -303,5 +303,5 @@ def _phrase(properties: Properties) -> str:
 
 
 def _text(value: str | bytes) -> str:
-    """Read a value of Postgres's type "char", which some drivers give as bytes."""
+    """Decode a value of Postgres's type "char", which some drivers return as bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -1,6 +1,6 @@
-"""Run our alembic history: a version table of its own, one transaction, and never two runs at once.
+"""Run our alembic history: its own version table, one transaction, and never two runs at once.
 
-Both env.py files lead here: ``history/env.py`` behind ``upgrade_database`` and ``migrations/env.py`` behind
+Both env.py files call this module: ``history/env.py`` for ``upgrade_database`` and ``migrations/env.py`` for
 ``alembic upgrade`` in the repository.
 """
 
@@ -20,7 +20,7 @@ from txbox_migrations.steps import BASELINE, LATEST
 from txbox_migrations.version_mark import before_baseline, current_version
 
 VERSION_TABLE: Final = "txbox_version"
-"""Where our alembic history keeps its revision, in the schema of our tables; the prefix goes before it."""
+"""The table in which our alembic history keeps its revision, in the schema of our tables; the prefix goes before it."""
 
 _MIGRATION_LOCK: Final = 0x7478626F78
 """The advisory lock of a run ("txbox" in ASCII). One for the whole database: runs are rare and short."""
@@ -32,7 +32,7 @@ class VersionChange:
 
     Attributes:
         before: the version of the tables before the run; 0: there were none.
-        after: the version after it; equal to ``before`` when there was nothing to do.
+        after: the version after it; equal to ``before`` if there was nothing to do.
     """
 
     before: int
@@ -40,11 +40,11 @@ class VersionChange:
 
 
 def run_online(connection: Connection, *, schema: str | None, prefix: str) -> VersionChange:
-    """Run the pending alembic command on a connection, in one transaction of its own.
+    """Run the pending alembic command on a connection, in a transaction that this begins and commits.
 
     Args:
-        connection: READ COMMITTED and not in a transaction. Behind the lock it must see what the run before it
-            committed, and a snapshot taken while waiting would not.
+        connection: READ COMMITTED and not in a transaction. Once it has the lock, it must see what the previous run
+            committed; a snapshot taken while waiting would not.
         schema: the schema of the tables, created if it does not exist; None: the connection's search path.
         prefix: the prefix of every name.
 
@@ -52,7 +52,7 @@ def run_online(connection: Connection, *, schema: str | None, prefix: str) -> Ve
         The version before and after.
 
     Raises:
-        MigrationError: another alembic history manages the tables, or they were made by a newer release, or are of
+        MigrationError: another alembic history manages the tables, or a newer release made them, or they are from
             before the baseline.
         InvalidConfiguration: the database is not UTF-8.
     """
@@ -60,13 +60,13 @@ def run_online(connection: Connection, *, schema: str | None, prefix: str) -> Ve
     with connection.begin():
         context.configure(connection=connection, version_table=f"{prefix}{VERSION_TABLE}", version_table_schema=schema)
         migration = context.get_context()
-        if "destination_rev" not in migration.opts:  # a command that only looks, such as `alembic current`
+        if "destination_rev" not in migration.opts:  # a command that only reads, such as `alembic current`
             before = _recorded_version(migration)
             context.run_migrations(schema=schema, prefix=prefix)
             return VersionChange(before, before)
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.cast(_MIGRATION_LOCK, sa.BigInteger))))
         if schema is not None and not sa.inspect(connection).has_schema(schema):
-            if context.get_revision_argument() is None:  # down to nothing, where there is nothing
+            if context.get_revision_argument() is None:  # a downgrade to nothing, where there is nothing
                 return VersionChange(0, 0)
             connection.execute(CreateSchema(schema))
         before = _recorded_version(migration)
@@ -81,11 +81,11 @@ def run_online(connection: Connection, *, schema: str | None, prefix: str) -> Ve
 def run_offline(*, schema: str | None, prefix: str) -> None:
     """Write the SQL of the pending alembic command instead of running it; needs no database.
 
-    ``schema`` is created if it does not exist; None: the search path in which the SQL is run.
+    The SQL creates ``schema`` if it does not exist; None: the search path in which the SQL is run.
     """
     context.configure(
         dialect_name="postgresql",
-        dialect_opts={"paramstyle": "named"},  # or a % in a name would be doubled, as drivers want it
+        dialect_opts={"paramstyle": "named"},  # otherwise a % in a name would be doubled, as drivers need it
         literal_binds=True,
         version_table=f"{prefix}{VERSION_TABLE}",
         version_table_schema=schema,
@@ -101,7 +101,7 @@ def run_offline(*, schema: str | None, prefix: str) -> None:
 
 
 def _recorded_version(migration: MigrationContext) -> int:
-    """Read the version table, and refuse a version of before the baseline; 0 when it is not there, or empty."""
+    """Return the version in the version table, 0 if that is missing or empty; refuse one from before the baseline."""
     recorded = int(migration.get_current_revision() or 0)
     if 0 < recorded < BASELINE:
         raise before_baseline(f"{migration.version_table} says", recorded)
@@ -109,7 +109,7 @@ def _recorded_version(migration: MigrationContext) -> int:
 
 
 def _require_ours(recorded: int, connection: Connection, schema: str | None, prefix: str) -> None:
-    """Refuse to touch tables whose version and our version table disagree: another alembic history manages them."""
+    """Raise if the tables' version and our version table disagree: then another alembic history manages the tables."""
     version_table = f"{prefix}{VERSION_TABLE}"
     if not recorded:
         inspector = sa.inspect(connection)

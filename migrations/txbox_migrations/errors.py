@@ -6,7 +6,7 @@ from txbox.errors import TxboxError
 
 
 class MigrationError(TxboxError, CommandError):
-    """The tables cannot be moved to the version asked for; the message says why and what to do.
+    """The tables cannot be moved to the requested version; the message says why and what to do.
 
-    It is an error of alembic's commands, too: so they end with the message, and without a traceback.
+    It is also an error of alembic's commands, so they end with the message and without a traceback.
     """

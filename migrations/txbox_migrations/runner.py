@@ -12,7 +12,7 @@ from txbox_migrations.version_mark import current_version, require_prefix, requi
 
 
 class HasMigrationContext(Protocol):
-    """What ``alembic.op`` is to a revision: the way to its migration context."""
+    """The part of ``alembic.op`` that a revision needs: access to its migration context."""
 
     def get_context(self) -> MigrationContext:
         """Return the migration context of the running revision."""
@@ -23,8 +23,8 @@ def upgrade(
 ) -> None:
     """Bring our tables up to a version, inside a revision of your own alembic history.
 
-    Steps that are there already are skipped, so at version ``to`` or above nothing happens. Pass ``to`` explicitly:
-    a released revision then does the same forever.
+    Steps that have already been run are skipped, so at version ``to`` or above nothing happens. Pass ``to`` explicitly,
+    so that a released revision does the same for ever.
 
     Args:
         op: ``alembic.op``, or any ``Operations``.
@@ -34,8 +34,8 @@ def upgrade(
         since: the version the tables are at; None: read it from the database. Needed with ``--sql``.
 
     Raises:
-        MigrationError: no such version, or the version in the database cannot be determined or is of before the
-            baseline; or the prefix is too long.
+        MigrationError: there is no such version, or the version in the database cannot be determined or is from before
+            the baseline; or the prefix is too long.
         InvalidConfiguration: the database is not UTF-8.
     """
     operations = Operations(op.get_context())
@@ -63,8 +63,8 @@ def downgrade(
         since: the version the tables are at; None: read it from the database. Needed with ``--sql``.
 
     Raises:
-        MigrationError: no such version, or the version in the database cannot be determined or is of before the
-            baseline.
+        MigrationError: there is no such version, or the version in the database cannot be determined or is from before
+            the baseline.
     """
     operations = Operations(op.get_context())
     require_version("to", to)

@@ -1,8 +1,8 @@
 """The mark that says which version the tables are at: a comment on the inbox's primary key.
 
-It lies on the constraint and not on the table because autogenerate compares table comments with the metadata, and
-would propose to drop it; and because a table's comment is for the database's own documentation. An inbox that rotates
-has no primary key of its own: there the mark lies on the column ``generation``.
+It is on the constraint and not on the table for two reasons: autogenerate compares table comments with the metadata and
+would propose to drop it, and a table's comment is for the database's own documentation. A rotating inbox has no primary
+key of its own, so there the mark is on the column ``generation``.
 """
 
 import re
@@ -19,7 +19,7 @@ from txbox_migrations.steps import BASELINE, LATEST, LIFTED_BY
 
 _MARK: Final = re.compile(r"txbox schema (\d+)")
 
-# A null schema means what it means to an unqualified name: the first match on the search path.
+# A null schema means the same as for an unqualified name: the first match on the search path.
 _READ_MARK: Final = sa.text("""
     SELECT n.nspname AS schema, t.relkind = 'p' AS rotates,
            CASE WHEN t.relkind = 'p' THEN pg_catalog.col_description(t.oid, a.attnum)
@@ -43,10 +43,10 @@ def current_version(connection: Connection, *, schema: str | None = None, prefix
         prefix: the prefix of every table name.
 
     Returns:
-        The number of the last step that was run; 0 when there is no inbox.
+        The number of the last step that was run; 0 if there is no inbox.
 
     Raises:
-        MigrationError: the inbox has no mark, or one of a release newer than this one, or of before the baseline.
+        MigrationError: the inbox has no mark, or a mark of a release newer than this one or from before the baseline.
     """
     table = f"{prefix}processed_message"
     found = _find(connection, schema, prefix)
@@ -67,13 +67,13 @@ def current_version(connection: Connection, *, schema: str | None = None, prefix
 
 
 def refuse_before_baseline(connection: Connection, *, schema: str | None, prefix: str) -> None:
-    """Refuse tables whose mark is of before the baseline, by raising MigrationError."""
+    """Raise ``MigrationError`` if the tables' mark is from before the baseline."""
     if (found := _find(connection, schema, prefix)) is not None:
         _version(found, f"{prefix}processed_message")
 
 
 def before_baseline(what: str, version: int) -> MigrationError:
-    """Make the error about tables that only an earlier commit can lift."""
+    """Return the error for tables that only an earlier commit can bring to the baseline."""
     return MigrationError(
         f"{what} version {version}, and this release of txbox goes on from version {BASELINE}; bring the tables to it "
         f"with txbox of commit {LIFTED_BY} first"
@@ -81,7 +81,7 @@ def before_baseline(what: str, version: int) -> MigrationError:
 
 
 def write_version(op: Operations, version: int, *, schema: str | None, prefix: str) -> None:
-    """Mark the inbox as being at a version above 0. A script for a person to run is for one that is one table."""
+    """Mark the inbox as being at a version above 0. In an offline script, the inbox must be a single table."""
     if not op.get_context().as_sql and (found := _find(op.get_bind(), schema, prefix)) is not None and found.rotates:
         column = sa.Column("generation", sa.Integer, comment=f"txbox schema {version}")
         sa.Table(f"{prefix}processed_message", sa.MetaData(), column, schema=schema)
@@ -102,7 +102,7 @@ def write_version(op: Operations, version: int, *, schema: str | None, prefix: s
 
 
 def _version(found: sa.Row[Any], table: str) -> int | None:
-    """Read the version from a mark, and refuse one of before the baseline; None: there is no mark."""
+    """Return the version in a mark, or None if there is none; refuse one from before the baseline."""
     mark = _MARK.fullmatch(found.mark or "")
     if mark is not None and int(mark[1]) < BASELINE:
         raise before_baseline(f"table {found.schema}.{table} is at", int(mark[1]))
@@ -115,13 +115,13 @@ def _find(connection: Connection, schema: str | None, prefix: str) -> sa.Row[Any
 
 
 def require_prefix(prefix: str) -> None:
-    """Refuse a prefix with which names would be cut off, by raising MigrationError."""
+    """Raise ``MigrationError`` if the prefix is so long that names would be cut off."""
     if problem := prefix_problem(prefix):
         raise MigrationError(f"{problem}. Choose a shorter one, or a schema of its own")
 
 
 def require_version(argument: str, version: int, *, lowest: int = 0) -> None:
-    """Refuse an argument that names no version of the tables, by raising MigrationError."""
+    """Raise ``MigrationError`` if an argument is no version of the tables."""
     if 0 < version < BASELINE:
         raise MigrationError(
             f"{argument}={version}: versions 1 to {BASELINE - 1} are of before the baseline, and only txbox of commit "

@@ -1,4 +1,4 @@
-"""Celery: a task whose body works in the transaction that records it, so that it is applied once."""
+"""Celery: a task whose body runs in the transaction that records it, so that it is applied once."""
 
 from txbox.extras import needs
 

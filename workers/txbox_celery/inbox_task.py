@@ -8,9 +8,9 @@
                           └ another transaction has it, or no database: sent again for later, under its id
                           └ a dead letter, another body, too old, no tables: the task fails, and is not retried
 
-A body returns nothing: what it returned could not be told again of a duplicate, whose own process may have died before
-it stored a result or sent what follows in a chain. Without results, each run that ends well ends in the same way, and
-what it sends has the ids that the canvas gave it, so an inbox there applies it once, too.
+A body returns nothing. A duplicate could not return it again: the process that ran the body may have died before it
+stored a result or sent what follows in a chain. Without results, every run that ends well ends the same way. What it
+sends has the ids that the canvas gave it, so an inbox there also applies it once.
 """
 
 import copy
@@ -55,13 +55,13 @@ from txbox_workers.processing.outage_errors import DatabaseUnavailable
 from txbox_workers.processing.processor import ProcessorContext
 
 AGAIN_SECONDS = 5.0
-"""After which a task comes again that another process has in hand, or that found no database."""
+"""Delay before a task comes again that another process is running, or that found no database."""
 
 STABLE = (bytes, date, time, timedelta, Decimal, UUID)
-"""Types of arguments, besides those of JSON, whose text is the same in each process."""
+"""Types of arguments, besides those of JSON, whose text is the same in every process."""
 
 OWN_OPTIONS = ("message_id", "again_seconds", "bind", "inbox", "engine")
-"""Celery takes any option as an attribute of the task, so a misspelt one of these would do nothing, in silence."""
+"""Celery takes any option as an attribute of the task, so a misspelt one of these would silently do nothing."""
 
 Body = Callable[..., None]
 
@@ -80,7 +80,7 @@ def inbox_task(
     bind: bool = False,
     **options: Any,
 ) -> Callable[[Body], Any]:
-    """Make a task of a function, whose effects in the database are committed once for each message.
+    """Make a task of a function whose effects in the database are committed once per message.
 
     ::
 
@@ -91,18 +91,19 @@ def inbox_task(
         add.apply_async(["ann", 2500], task_id="purchase-17")
 
     Args:
-        app: the application of Celery.
+        app: the Celery application.
         inbox: what was processed; its tables are in the engine's database.
         engine: the database of the inbox and of the body's effects.
-        message_id: returns the id of the message, of the arguments of the task; None: the id of the task, which it
-            keeps through retries and redeliveries.
-        again_seconds: after how long a task comes again that another process has in hand, that found no database, or
-            that a soft time limit has met after its body; none counts as a retry.
+        message_id: returns the message's id, given the task's arguments; None: the id of the task, which it keeps
+            through retries and redeliveries.
+        again_seconds: delay before a task comes again that another process is running, that found no database, or that
+            hit a soft time limit after its body; none of these counts as a retry.
         bind: whether the body gets the task first, as with ``app.task``: ``body(self, session, …)``.
         options: those of ``app.task``. ``acks_late`` and ``reject_on_worker_lost`` are True.
 
-    A task whose message waits as a dead letter fails with ``MessageParked``; one whose id came with other arguments, or
-    is too old to judge, with ``Mismatch`` or ``Expired``. No body is run, and ``autoretry_for`` does not hold for them.
+    A task whose message waits as a dead letter fails with ``MessageParked``. A task whose id came with other arguments
+    before fails with ``Mismatch``, and one that is too old to judge with ``Expired``. No body is run, and
+    ``autoretry_for`` does not apply to these errors.
 
     Returns:
         A decorator of ``body(session, …)``, which returns None and leaves commit and rollback alone; ``session`` is in
@@ -110,7 +111,7 @@ def inbox_task(
 
     Raises:
         InvalidConfiguration: an option, or the body, cannot work.
-        TypeError: an option is nearly one of these, and none of Celery's.
+        TypeError: an option is misspelt: close to one of these, and not one of Celery's.
     """
     for name in ("acks_late", "reject_on_worker_lost"):
         if not options.setdefault(name, True):
@@ -124,7 +125,7 @@ def inbox_task(
             raise TypeError(f"inbox_task has no option {name}; did you mean {meant[0]}?")
     kept = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
     options["dont_autoretry_for"] = (*kept, *NOT_RETRIED)
-    options["retry"] = _retry  # Celery makes attributes of options, for whatever base the app has when it is finalized
+    options["retry"] = _retry  # Celery makes options attributes, whatever base the app has when it is finalized
 
     def decorate(body: Body) -> Any:
         work = _TaskRunner(body, inbox=inbox, engine=engine, seconds=options.get("time_limit"), bind=bind)
@@ -141,7 +142,7 @@ def inbox_task(
             try:
                 work.do(call, given_id)
             except (InFlight, DatabaseUnavailable) as error:
-                if isinstance(error.__cause__, SchemaMissing):  # until somebody makes it: nothing is lost meanwhile
+                if isinstance(error.__cause__, SchemaMissing):  # until somebody creates them; nothing is lost meanwhile
                     _log.error("%s waits, and is sent again every %g s: %s", task.name, again_seconds, error.__cause__)
                 _send_again(task, again_seconds, error)
             except SoftTimeLimitExceeded as error:
@@ -156,15 +157,15 @@ def inbox_task(
 
 
 NOT_RETRIED = (Expired, InvalidMessageId, MessageParked, Mismatch, Reject)
-"""What ``autoretry_for`` leaves alone: another try would end in the same way; a Reject is to reach the broker."""
+"""Errors that ``autoretry_for`` leaves alone: another try would end the same way; a Reject must reach the broker."""
 
 
 UNSENDABLE = (SerializationError, TypeError, ValueError)
-"""Of a retry: no try could send it."""
+"""Errors of a retry that no further try could send."""
 
 
 def _retry(task: Task, *args: Any, **options: Any) -> Any:
-    """Retry a task, as ``Task.retry``; where Celery would drop it, as it cannot be sent now, it is delivered again."""
+    """Retry a task as ``Task.retry`` does; if it cannot be sent now, and Celery would drop it, deliver it again."""
     found = (kind.__dict__["retry"] for kind in type(task).__mro__ if "retry" in kind.__dict__)
     retry = next(one for one in found if one is not _retry)
     try:
@@ -177,7 +178,7 @@ def _retry(task: Task, *args: Any, **options: Any) -> Any:
 
 @dataclass
 class _Call:
-    """A task that is under way; ``has_returned``: its body has, so it may have committed."""
+    """A task under way; ``has_returned``: its body has returned, so it may have committed."""
 
     task: Task
     args: Any
@@ -186,8 +187,6 @@ class _Call:
 
 
 class _TaskRunner:
-    """Runs the body of one task in the transactions of its inbox."""
-
     def __init__(self, body: Body, *, inbox: Inbox, engine: Engine, seconds: float | None, bind: bool) -> None:
         refuse_unfinishable(body, "inbox_task's body")
         self._body = body
@@ -209,11 +208,11 @@ class _TaskRunner:
         )
         self._fingerprint = inbox.fingerprint
         self._transactions = HandlerTransactions(valid, context)
-        # A process that was forked must not use its parent's connections.
+        # A forked process must not use its parent's connections.
         worker_process_init.connect(lambda **_: engine.dispose(close=False), weak=False)
 
     def do(self, call: _Call, message_id: str) -> None:
-        """Record a message and run the body; nothing is run if it was processed before.
+        """Record a message and run the body, unless the message was processed before.
 
         Raises:
             MessageParked: it is a dead letter; nothing was run.
@@ -229,7 +228,7 @@ class _TaskRunner:
 
     def _run(self, session: Session, _message: Message, *, call: Any = None) -> None:
         call.has_returned = False
-        # A body may change them, and run again after a deadlock.
+        # A body may change its arguments, and run again after a deadlock.
         args, kwargs = copy.deepcopy((call.args, call.kwargs))
         returned: object = self._body(*([call.task] if self._bind else []), session, *args, **kwargs)
         if returned is not None:
@@ -241,7 +240,7 @@ class _TaskRunner:
 
 
 def _stable_form(call: _Call) -> bytes:
-    """Return arguments as bytes, the same for each delivery; raises TypeError if they have no such form."""
+    """Return arguments as bytes that are the same for each delivery; raise TypeError if they have no such form."""
     try:
         return json.dumps([list(call.args), call.kwargs], sort_keys=True, default=_text_of).encode()
     except (TypeError, ValueError) as error:
@@ -260,8 +259,8 @@ def _send_again(task: Task, seconds: float, why: Exception) -> None:
     """Send a task again for later, as ``Task.retry`` does, but without counting it.
 
     Raises:
-        Retry: what Celery takes as its end; it acks the delivery.
-        Reject: it cannot be sent; the broker delivers it again.
+        Retry: Celery takes it as the task's end and acks the delivery.
+        Reject: the task cannot be sent; the broker delivers it again.
     """
     request = task.request
     if request.called_directly or request.is_eager:

@@ -6,11 +6,11 @@ from txbox import SchemaMissing
 
 
 class TxboxConfig(AppConfig):
-    """Brings migrations and a command; it has no models: the tables are txbox's own."""
+    """Provides migrations and a command. It has no models: the tables are txbox's own."""
 
     name = "txbox_django"
     verbose_name = "txbox"
 
     def ready(self) -> None:
-        """Have errors about missing tables name the command that makes them here."""
+        """Make errors about missing tables name the Django command that creates them."""
         SchemaMissing.remedy = "`python manage.py migrate`"

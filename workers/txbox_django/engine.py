@@ -1,8 +1,7 @@
-"""The engine of a worker: connections that Django has made as its settings say, and that it can be lent.
+"""The engine of a worker: connections that Django makes according to its settings, and that it can be lent.
 
-SQLAlchemy and Django want values to be read in different ways: Django has registered readers of its own on its
-connections (a jsonb is text there, a time may have no zone). So a connection has both, and which are in force depends
-on who has it::
+SQLAlchemy and Django read values in different ways: Django registers its own readers on its connections (a jsonb is
+text there, a time may have no zone). So a connection has both sets, and whoever uses it decides which are in force::
 
     worker   BEGIN, record ─┐                       ┌─ COMMIT
     lent                    └─ handler with the ORM ─┘
@@ -24,9 +23,9 @@ from txbox.postgres.engines import adopt, complete
 
 
 def database_engine(using: str = "default", **options: Any) -> Engine:
-    """Make an engine of SQLAlchemy on a database of Django's settings; nothing is connected.
+    """Make an SQLAlchemy engine for a database of Django's settings; it connects nothing yet.
 
-    Its connections are made by Django: as ``DATABASES`` says, time zone, role and ``connection_created`` included. What
+    Django makes its connections as ``DATABASES`` says, including time zone, role and ``connection_created``. What
     ``OPTIONS`` leaves open is as with other engines: keepalives, and ``connect_timeout``.
 
     Args:
@@ -34,7 +33,7 @@ def database_engine(using: str = "default", **options: Any) -> Engine:
         options: for ``sqlalchemy.create_engine``, such as ``pool_size``.
 
     Raises:
-        InvalidConfiguration: the database is no PostgreSQL.
+        InvalidConfiguration: the database is not a PostgreSQL.
     """
     backend = connections[using]
     if backend.vendor != "postgresql":
@@ -45,20 +44,20 @@ def database_engine(using: str = "default", **options: Any) -> Engine:
 
 
 def require_lendable(engine: Any, name: str) -> None:
-    """Refuse, with ``InvalidConfiguration``, an engine that ``database_engine`` has not made."""
+    """Raise ``InvalidConfiguration`` unless ``database_engine`` made this engine."""
     if getattr(engine, "dialect", None) not in _lendable:
         raise InvalidConfiguration(f"{name} must be one that txbox_django.database_engine makes, for Django's ORM")
 
 
 _lendable: WeakSet[Dialect] = WeakSet()
-"""Of engines whose connections can be lent; one with ``execution_options`` has the same dialect."""
+"""Dialects of engines whose connections can be lent; an engine with ``execution_options`` has the same dialect."""
 
 
 class LendableConnection(psycopg.Connection[Any]):
-    """A connection of psycopg that can be lent to Django.
+    """A psycopg connection that can be lent to Django.
 
     Attributes:
-        lent: whether it is now.
+        lent: whether it is lent now.
     """
 
     lent = False
@@ -66,7 +65,7 @@ class LendableConnection(psycopg.Connection[Any]):
 
     @property
     def adapters(self) -> AdaptersMap:
-        """How values are read and written: as Django wants it while it is lent, otherwise as psycopg does."""
+        """How values are read and written: in Django's way while the connection is lent, otherwise in psycopg's."""
         if self.lent:
             return super().adapters
         if self._own is None:
@@ -76,9 +75,9 @@ class LendableConnection(psycopg.Connection[Any]):
 
 @contextmanager
 def lent(driver: Any, using: str) -> Iterator[Any]:
-    """Have a connection, in its transaction, be Django's connection of this thread; yield it as Django has it.
+    """Make a connection, in its transaction, Django's connection of this thread; yield Django's wrapper of it.
 
-    To Django it is one without autocommit: the end of an ``atomic`` block commits nothing there.
+    To Django it is not in autocommit mode, so the end of an ``atomic`` block commits nothing.
     """
     wrapper = connections.create_connection(using)
     wrapper.connection = driver
@@ -99,7 +98,7 @@ def lent(driver: Any, using: str) -> Iterator[Any]:
 
 
 class _Psycopg:
-    """What Django takes for the module psycopg: with connections that can be lent."""
+    """Replaces the module psycopg for Django, and makes connections that can be lent."""
 
     @staticmethod
     def connect(**parameters: Any) -> LendableConnection:

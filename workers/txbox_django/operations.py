@@ -1,4 +1,4 @@
-"""The operation of our migrations: it runs a step of txbox's tables on the connection that Django migrates."""
+"""The operation of our migrations: runs a step of txbox's tables on the connection that Django migrates."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +21,10 @@ from txbox_migrations.steps import BASELINE
 
 
 class MigrationStep(Operation):
-    """Brings txbox's tables from the version before to a version, and back; it knows no models.
+    """Brings txbox's tables from the version before to a version, and back. It has no models.
 
-    Steps that are there already are skipped, such as those of ``txbox db upgrade``. The settings ``TXBOX_SCHEMA`` and
-    ``TXBOX_PREFIX`` say where the tables are; a schema that is missing is created.
+    Steps that have already been run, for example by ``txbox db upgrade``, are skipped. The settings ``TXBOX_SCHEMA``
+    and ``TXBOX_PREFIX`` say where the tables are; a missing schema is created.
     """
 
     reversible = True
@@ -35,22 +35,19 @@ class MigrationStep(Operation):
         self._before = version - 1 if version > BASELINE else 0
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return how it is made."""
+        """Return the operation's class, arguments and keyword arguments, for Django's migration writer."""
         return type(self).__qualname__, [self.version], {}
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Change nothing of Django's models."""
+        """Leave Django's models unchanged."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
-        """Run the step."""
         self._run(txbox_migrations.upgrade, app_label, schema_editor, to=self.version, since=self._before)
 
     def database_backwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
-        """Take it back."""
         self._run(txbox_migrations.downgrade, app_label, schema_editor, to=self._before, since=self.version)
 
     def describe(self) -> str:
-        """Return what it does."""
         return f"txbox's tables, version {self.version}"
 
     def _run(self, change: Callable[..., None], app_label: str, schema_editor: Any, *, to: int, since: int) -> None:
@@ -77,17 +74,17 @@ class MigrationStep(Operation):
 
 
 class _BorrowingDialect(PGDialect_psycopg):
-    """Ends no transaction: it is Django's. (Nothing here would commit it.)"""
+    """Ends no transaction: the transaction is Django's, and nothing here may commit it."""
 
     supports_statement_cache = True
 
     def do_rollback(self, dbapi_connection: Any) -> None:
-        """Leave it to Django."""
+        """Leave the rollback to Django."""
 
 
 @contextmanager
 def _borrowed(driver: Any) -> Iterator[Connection]:
-    """Use a connection of Django's with SQLAlchemy, in the transaction that it is in."""
+    """Use a Django connection with SQLAlchemy, in its current transaction."""
     dialect: Any = _BorrowingDialect(dbapi=psycopg)  # type: ignore[no-untyped-call]
     pool = StaticPool(lambda: driver, reset_on_return=None, dialect=dialect)
     factory, driver.cursor_factory = driver.cursor_factory, psycopg.Cursor

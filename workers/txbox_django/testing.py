@@ -1,7 +1,7 @@
-"""Django's tests that commit: between them, txbox's tables are emptied as those of the models are.
+"""Django's tests that commit: empty txbox's tables between them, as Django empties those of the models.
 
-``TestCase`` rolls back, and needs nothing of this. ``TransactionTestCase`` empties the tables of models, and knows
-none of ours: what one test has recorded would be a duplicate in the next one.
+``TestCase`` rolls back and needs none of this. ``TransactionTestCase`` empties the tables of models but does not know
+ours: what one test has recorded would be a duplicate in the next.
 """
 
 from typing import Any
@@ -18,17 +18,17 @@ with needs("django"):
 __all__ = ["EmptiesTxbox", "empty_txbox"]
 
 KEPT = "inbox_generation"
-"""Says which parts a rotating inbox has: they are emptied, and stay."""
+"""The table that lists the parts of a rotating inbox: the parts are emptied, and stay."""
 
 
 class EmptiesTxbox(TransactionTestCase):
-    """Empties txbox's tables after each test: a base for your test cases, in place of ``TransactionTestCase``.
+    """Empties txbox's tables after each test; a base for your test cases in place of ``TransactionTestCase``.
 
     It does so in each database of ``databases`` that has them. Stop workers and relays before a test ends.
     """
 
     def run(self, result: Any = None) -> Any:
-        """Run the test, and empty the tables then."""
+        """Run the test, then empty the tables."""
         try:
             return super().run(result)
         finally:
@@ -37,16 +37,15 @@ class EmptiesTxbox(TransactionTestCase):
 
 
 def empty_txbox(using: str = "default") -> None:
-    """Empty the tables that ``migrate`` has made for txbox, in a transaction; those that are not there are left out.
+    """Empty the tables that ``migrate`` created for txbox, in a transaction; skip those that do not exist.
 
-    For fixtures of pytest-django, after a test with ``transactional_db``. Fences and the numbers of letters go on
-    rising.
+    For fixtures of pytest-django, after a test with ``transactional_db``. Fences and letter numbers keep rising.
 
     Args:
         using: the alias of the database.
 
     Raises:
-        django.db.utils.OperationalError: a table is locked, such as by a worker that is still at work, and
+        django.db.utils.OperationalError: a table is locked, for example by a worker that is still running, and
             ``lock_timeout`` is set; or the database does not answer.
     """
     connection = connections[using]

@@ -1,7 +1,7 @@
-"""A worker whose handlers use Django's ORM: the worker's transaction is lent to Django while a handler runs.
+"""A worker whose handlers use Django's ORM: Django uses the worker's transaction while a handler runs.
 
-So all that a worker promises holds: one transaction for inbox and effects, batches, attempts, parking. What a handler
-gives to ``transaction.on_commit`` is run after the worker's commit, in the worker's thread.
+So everything that a worker promises holds: one transaction for inbox and effects, batches, attempts, parking. Callbacks
+that a handler gives to ``transaction.on_commit`` run after the worker's commit, in the worker's thread.
 """
 
 import functools
@@ -28,7 +28,7 @@ ASYNC_TO_SYNC = (
     "call asgiref's async_to_sync(…)(…) in a plain function; with asyncio.run the ORM would work in another thread, "
     "outside of the worker's transaction"
 )
-"""What to do about a coroutine function."""
+"""Advice for a coroutine function."""
 
 
 def orm_worker(
@@ -46,15 +46,16 @@ def orm_worker(
     Args:
         worker_class: ``SqsWorker``, or another ``Worker``.
         source: its first argument, such as the queue's URL.
-        handler: ``handler(message)``: in it ``django.db.connection``, and so the ORM, is in the worker's transaction.
-            It is otherwise as any other: ``handler(purchase: Purchase)`` is given the body as a message type.
-        batch_handler: ``batch_handler(messages)``, in its place: one call for all the first-timers of a batch.
-        using: the alias of the database, which has txbox's tables too.
-        engine: one that ``database_engine`` has made of that database; None: makes one.
+        handler: ``handler(message)``. Inside it, ``django.db.connection``, and so the ORM, is in the worker's
+            transaction. Otherwise it is like any other: ``handler(purchase: Purchase)`` gets the body as a message
+            type.
+        batch_handler: ``batch_handler(messages)`` instead: one call for all first-time messages of a batch.
+        using: the alias of the database, which also has txbox's tables.
+        engine: an engine that ``database_engine`` made for that database; None: make one.
         options: those of the worker, such as ``inbox`` and ``threads``.
 
     Returns:
-        The worker; nothing is connected before ``start`` or ``run``.
+        The worker; it connects only at ``start`` or ``run``.
 
     Raises:
         InvalidConfiguration: an option cannot work.
@@ -79,14 +80,14 @@ def orm_worker(
 
 
 class OrmTransactions:
-    """Runs handlers in a worker's transactions, and what is to follow the commit after it."""
+    """Runs handlers in a worker's transactions, and their ``on_commit`` callbacks after the commit."""
 
     def __init__(self, using: str) -> None:
         self._using = using
         self._local = threading.local()
 
     def wrap(self, handler: Any) -> Callable[..., object]:
-        """Return a handler of a worker's; by its annotations the worker knows what the handler wants to be given."""
+        """Return a worker's handler, whose annotations tell the worker what the Django handler takes."""
 
         @functools.wraps(handler)
         def handle(session: Session, *given: Any, **lease: Any) -> object:
@@ -104,12 +105,12 @@ class OrmTransactions:
         """Run a handler in the session's transaction.
 
         Raises:
-            TransactionAborted: Django has marked it as one to be rolled back.
+            TransactionAborted: Django has marked the transaction for rollback.
         """
         connection = session.connection()
         worker_transaction = connection.get_transaction()
         if getattr(self._local, "transaction", None) is not worker_transaction:
-            # The one before was rolled back, if it has left any.
+            # Any callbacks left are of a transaction that was rolled back.
             self._local.transaction, self._local.callbacks = worker_transaction, []
         reset_queries()
         close_old_connections()
@@ -123,17 +124,17 @@ class OrmTransactions:
         return result
 
     def committed(self, event: Event) -> None:
-        """A hook: after a commit, call what the handlers of its transaction have given to ``on_commit``."""
+        """After a commit, call the ``on_commit`` callbacks of its handlers. A hook."""
         if not isinstance(event, Committed):
             return
         callbacks = getattr(self._local, "callbacks", [])
         self._local.transaction, self._local.callbacks = None, []
-        if not event.first:  # no handler has run in this one: they are of one before, which was rolled back
+        if not event.first:  # no handler ran in it: the callbacks are of an earlier transaction, which was rolled back
             return
         for callback in callbacks:
             try:
                 callback()
-            except Exception:  # noqa: BLE001 - the effects have committed, and the others are to be called
+            except Exception:  # noqa: BLE001 - the effects have committed, and the other callbacks must run
                 _log.exception("on_commit: %r has failed", callback)
         if callbacks:
             close_old_connections()

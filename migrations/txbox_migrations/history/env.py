@@ -1,4 +1,4 @@
-"""alembic's entrance for ``upgrade_database``: takes its arguments from the configuration's attributes."""
+"""Alembic's entry point for ``upgrade_database``: reads its arguments from the configuration's attributes."""
 
 from alembic import context
 

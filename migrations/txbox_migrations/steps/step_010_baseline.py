@@ -1,4 +1,4 @@
-"""Step 10, the baseline: makes every table in one go. Steps 1 to 10 of before the first release made the same ones."""
+"""Step 10, the baseline: creates every table at once, as steps 1 to 10 before the first release did."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ MOMENT = sa.DateTime(timezone=True)
 
 
 def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
-    """Create all tables, and the view of the ids of older generations: there are none."""
+    """Create all tables, and the view of the ids of older generations, which is empty."""
     for name, items in _tables().items():
         key = [item.name for item in items if isinstance(item, Column) and item.primary_key]
         for item in items:
@@ -34,9 +34,10 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
 
 
 def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
-    """Drop all tables, and with them what has been processed, what is parked, and what is not sent yet.
+    """Drop all tables, and with them what was processed, what is parked, and what is not sent yet.
 
-    Staging tables do not outlive the ledger of bulk loads: nothing would tell which of them is complete, nor clean up.
+    Staging tables go too: without the ledger of bulk loads, nothing would tell which of them is complete, or remove
+    them.
     """
     _run(op, _drop_staging_tables(schema, prefix))
     _run(op, f"DROP VIEW {_name(schema, prefix, 'processed_earlier')}")
@@ -364,9 +365,9 @@ _INDEXES = (
 
 
 def _drop_staging_tables(schema: str | None, prefix: str) -> str:
-    """Write a statement that drops every staging table beside the ledger; Postgres lists them, offline runs included.
+    """Return a statement that drops every staging table beside the ledger; Postgres lists them, in offline runs too.
 
-    Partitions go with their table. There is no percent sign in it: some offline dialects would double it.
+    Partitions go with their table. The statement has no percent sign, which some offline dialects would double.
     """
     start = f"{prefix}bulk_load_staging_"
     block = f"""

@@ -6,11 +6,11 @@ from txbox_django.operations import MigrationStep
 
 
 class Migration(migrations.Migration):
-    """Makes all tables.
+    """Creates all tables.
 
-    It counts as applied where the last of the ten migrations of before the baseline is recorded. Only that one is
-    named: where a part of several names is recorded, Django leaves a migration out without a word. So ``MigrationStep``
-    runs where fewer of the ten are recorded, and says what lifts such tables.
+    It counts as applied if the last of the ten migrations before the baseline is recorded. Only that one is named: if
+    ``replaces`` named several and only some of them were recorded, Django would silently skip the migration. So
+    ``MigrationStep`` runs if fewer of the ten are recorded, and says what brings such tables to the baseline.
     """
 
     replaces = (("txbox_django", "0010_responses"),)

@@ -1,1 +1,1 @@
-"""The versions of txbox's tables, as migrations of Django; each is one step of ``txbox_migrations``."""
+"""The versions of txbox's tables as Django migrations; each is one step of ``txbox_migrations``."""

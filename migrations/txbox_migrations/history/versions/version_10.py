@@ -9,10 +9,8 @@ down_revision = None
 
 
 def upgrade(schema: str | None, prefix: str) -> None:
-    """Run step 10."""
     txbox_migrations.upgrade(op, to=10, since=0, schema=schema, prefix=prefix)
 
 
 def downgrade(schema: str | None, prefix: str) -> None:
-    """Undo step 10."""
     txbox_migrations.downgrade(op, to=0, since=10, schema=schema, prefix=prefix)

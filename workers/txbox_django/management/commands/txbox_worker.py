@@ -1,4 +1,4 @@
-"""``manage.py txbox_worker MODULE:NAME``: runs a worker, or a relay, until SIGTERM or Ctrl-C."""
+"""``manage.py txbox_worker MODULE:NAME``: run a worker or a relay until SIGTERM or Ctrl-C."""
 
 from argparse import ArgumentParser
 from importlib import import_module
@@ -16,13 +16,11 @@ class Command(BaseCommand):
     help = "Run a txbox worker, or a relay, until SIGTERM or Ctrl-C; what is under way is finished first."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the name of the worker."""
         parser.add_argument(
             "worker", metavar="MODULE:NAME", help="a worker, or a function that makes one: shop.worker:make_worker"
         )
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        """Run it."""
         target = options["worker"]
         module_name, _, name = target.partition(":")
         try:
