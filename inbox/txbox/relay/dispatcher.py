@@ -140,7 +140,7 @@ class Dispatcher:
         )
 
     def is_async(self, rows: Iterable[Row]) -> bool:
-        """Return whether these messages belong to an async sender: one of their publishers is async, and all are."""
+        """Return whether these messages are an async sender's: they have publishers, and all of these are async."""
         if not self._async_kinds:
             return False
         kinds: set[str] = set()

@@ -144,7 +144,7 @@ class PendingLanes:
             self._locked[lane] = now + pause, pause
 
     def next_change(self, after: float = -math.inf) -> float:
-        """Return when the next waiting lane may be taken, if later than ``after``; infinity if there is none."""
+        """Return the first time after ``after`` at which a waiting lane may be taken; infinity if there is none."""
         changes = (
             max(self._paused.get(destination, -math.inf), min(map(self._locked_until, waiting)))
             for destination, waiting in self._waiting.items()

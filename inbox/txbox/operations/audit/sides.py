@@ -166,11 +166,11 @@ class Sent(_Side):
         return str(row.last_id)
 
     def destinations_in(self, stretch: Range, destinations: Collection[str]) -> set[str]:
-        """Return the destinations to which something was sent in a stretch, as far as it is judged."""
+        """Return those of the destinations to which anything was sent in a stretch, as far as it is judged."""
         return {row.destination for row in self._read("destinations", stretch, destinations=sorted(destinations))}
 
     def quiet(self, every: Range, destinations: Collection[str]) -> set[str]:
-        """Return the destinations to which anything was ever sent; none if it takes too long to find out."""
+        """Return those of the destinations to which anything was ever sent; none if it takes too long to find out."""
         try:
             return self.destinations_in(every, destinations)
         except DBAPIError as error:
