@@ -1,14 +1,14 @@
--- The ledger in Postgres: each statement is one atomic step, and a transaction by itself.
+-- The ledger in Postgres: each statement is one atomic step in its own transaction.
 --
--- The clock is the database's. clock_timestamp() and not now(): a statement that has waited for a row begins to count
--- when it has the row, not when it was sent.
+-- The clock is the database's. It is clock_timestamp() and not now(): a statement that waited for a row counts from
+-- when it has the row, not from when it was sent.
 --
--- Where a lease is fenced: acquire gives out fences (new_fence), and every other step is carried out for the newest one
+-- How a lease is fenced: acquire gives out fences (new_fence), and every other step is carried out for the newest fence
 -- only (newest_fence).
 
 -- fragment: durable
--- True, and this transaction's commit is durable, also on a synchronous standby if there is one: whatever
--- synchronous_commit the role, the database or the connection have. In a WHERE, without another round trip.
+-- True, and makes this transaction's commit durable, on a synchronous standby too if there is one, whatever
+-- synchronous_commit the role, the database or the connection has. In a WHERE, it needs no round trip of its own.
 set_config('synchronous_commit', CASE current_setting('synchronous_commit')
   WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true) IS NOT NULL
 
@@ -19,15 +19,15 @@ clock_timestamp() + make_interval(secs => %(lease_seconds)s::double precision)
 clock_timestamp() + make_interval(secs => lease.lease_seconds)
 
 -- fragment: server_time
--- Microseconds, not seconds: how many digits a float has hangs on the session's extra_float_digits.
+-- Microseconds, not seconds: the number of digits of a float depends on the session's extra_float_digits.
 (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- fragment: now_at_most
--- The clock as it goes on if it was set forward lately: latest is null before the first answer.
+-- The time as it would be if the clock had not been set forward lately; latest is null before the first answer.
 least(clock_timestamp(), to_timestamp(%(latest)s::double precision))
 
 -- fragment: timeline
--- The server's timeline: the first eight hexadecimal digits of a WAL file's name. Postgres counts it up whenever a
+-- The server's timeline: the first eight hexadecimal digits of a WAL file's name. Postgres increments it whenever a
 -- standby is promoted or a backup recovered.
 ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
 
@@ -36,10 +36,10 @@ floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
 
 -- fragment: new_fence
 -- A fence is the server's timeline, and below it 44 bits of the database's clock in milliseconds (until the year 2527;
--- above them is room for 2**19 timelines); and always more than the row's own. So a promoted server gives out no fence
--- that the old one gave out, even one that was not replicated; a sequence would repeat what was lost. The clock is
--- for rows that were deleted, for servers that do not show their timeline, and for rows whose fence has a timeline
--- above the server's: of a restored dump, or from before pg_upgrade. Such a row keeps its timeline, and takes the
+-- above them is room for 2**19 timelines). It is always greater than the row's own. So a promoted server gives out no
+-- fence that the old one gave out, not even one that was not replicated; a sequence would repeat what was lost. The
+-- clock covers rows that were deleted, servers that do not show their timeline, and rows whose fence has a timeline
+-- above the server's: from a restored dump, or from before pg_upgrade. Such a row keeps its timeline and takes the
 -- clock below it (greater_fence). There the clock of each promoted server counts as 2**22 ms, 70 minutes, later, and
 -- may be that much behind.
 ({{timeline}} << 44) + {{milliseconds}} + ({{timeline}} << 22)
@@ -51,14 +51,14 @@ greatest(excluded.fence, lease.fence + 1, ((lease.fence >> 44) << 44) | (exclude
 lease.subscriber_id = %(subscriber_id)s AND lease.message_id = %(message_id)s AND lease.fence = %(fence)s
 
 -- fragment: acquire_with
--- The conditions are evaluated when the row is locked, in its newest version. So of two that find an expired lease, the
--- second one finds the first one's:
+-- The conditions are evaluated when the row is locked, in its newest version. So if two find an expired lease, the
+-- second one finds the lease of the first:
 --
 --   A  INSERT ... ON CONFLICT: locks the row, it has expired: takes it -- commits
 --   B        INSERT ... ON CONFLICT: waits for the row -----------------------+ in flight: nothing is updated
 --
--- The fence is made before that wait, and may be smaller than one that was made and used meanwhile: hence the row's
--- own fence, too.
+-- The fence is computed before that wait, and may be smaller than one that was computed and used meanwhile: so the
+-- row's own fence counts too.
 acquired AS (
   INSERT INTO {{message_lease}} AS lease
     (subscriber_id, message_id, fence, attempts, owner, fingerprint, acquired_at, expires_at, lease_seconds)
@@ -89,8 +89,8 @@ FROM {{message_lease}} AS lease
 WHERE lease.subscriber_id = %(subscriber_id)s AND lease.message_id = %(message_id)s AND NOT EXISTS (SELECT FROM acquired)
 
 -- name: acquire
--- Ask for a lease. The second part of the answer is as old as the statement's snapshot: it may not have a row that the
--- first part has just waited for, or have it as free; then the answer is to ask again.
+-- Ask for a lease. The second part of the answer is as old as the statement's snapshot: it may lack a row that the
+-- first part has just waited for, or show it as free; then the caller must ask again.
 -- parameters: subscriber_id text, message_id text, owner text, fingerprint bytea or null, lease_seconds double precision,
 --   latest double precision or null (the server's time at most: seconds since 1970)
 -- returns: fence, attempts, unknown attempts, the server's time in microseconds, if it is ours; or else fence, null,
@@ -98,14 +98,14 @@ WHERE lease.subscriber_id = %(subscriber_id)s AND lease.message_id = %(message_i
 WITH new AS MATERIALIZED (SELECT {{new_fence}} AS fence), {{acquire_with}}
 
 -- name: acquire_by_clock
--- Ask for a lease, on a server that does not tell its timeline: as acquire, with a fence of the clock alone.
+-- Ask for a lease on a server that does not show its timeline: as acquire, with a fence of the clock alone.
 -- parameters: subscriber_id text, message_id text, owner text, fingerprint bytea or null, lease_seconds double precision,
 --   latest double precision or null (the server's time at most: seconds since 1970)
 -- returns: as acquire
 WITH new AS MATERIALIZED (SELECT {{milliseconds}} AS fence), {{acquire_with}}
 
 -- name: read_timeline
--- Read the server's timeline, where an acquisition was refused: is that the reason?
+-- Read the server's timeline after an acquisition was refused, to see whether that is the reason.
 -- parameters: none
 -- returns: a number
 SELECT {{timeline}}
@@ -119,15 +119,15 @@ WHERE {{newest_fence}} AND lease.expires_at IS NOT NULL AND {{durable}}
 RETURNING {{server_time}}
 
 -- name: shorten
--- End another owner's lease in its length from now, if it lasts longer: it was given before the clock was set back. Its
--- owner counts from before now, so this takes nothing from it.
+-- Shorten another owner's lease to its length from now, if it lasts longer: it was given before the clock was set back.
+-- Its owner counts from before now, so this takes nothing from it.
 -- parameters: subscriber_id text, message_id text, fence bigint
 -- returns: nothing; the count of rows
 UPDATE {{message_lease}} AS lease SET expires_at = {{in_full}}
 WHERE {{newest_fence}} AND lease.expires_at > {{in_full}} AND {{durable}}
 
 -- name: complete
--- Complete a message, if the lease is the newest; the same lease may do so again, if the answer was lost.
+-- Complete a message if the lease is the newest; the same lease may do so again if the answer was lost.
 -- parameters: subscriber_id text, message_id text, fence bigint, result bytea or null
 -- returns: nothing; the count of rows, 0 if the lease is lost
 UPDATE {{message_lease}} AS lease SET
@@ -137,8 +137,8 @@ UPDATE {{message_lease}} AS lease SET
 WHERE {{newest_fence}} AND coalesce(lease.expires_at, lease.completed_at) IS NOT NULL AND {{durable}}
 
 -- name: release
--- Free a message whose attempt has not completed it, if the lease is the newest; done again by the same lease, it
--- changes nothing. For an attempt that has failed, attempts, failures and uncounted are 0, 1 and 0.
+-- Free a message whose attempt has not completed it, if the lease is the newest. Repeated by the same lease, it changes
+-- nothing. For a failed attempt, attempts, failures and uncounted are 0, 1 and 0.
 -- parameters: subscriber_id text, message_id text, fence bigint, attempts int (to add), failures int (to add),
 --   uncounted int (attempts of unknown effect that leave the count), forget bool (begin to count anew),
 --   unknown_now int (attempts of unknown effect that are not forgotten)
@@ -154,7 +154,7 @@ UPDATE {{message_lease}} AS lease SET
 WHERE {{newest_fence}} AND lease.completed_at IS NULL AND {{durable}}
 
 -- name: counts
--- How the leases of each subscriber stand.
+-- Counts of each subscriber's leases, by state.
 -- parameters: none
 -- returns: subscriber_id, completed, in flight, run out, failed, the age in seconds of the oldest attempt under way
 SELECT subscriber_id,

@@ -1,8 +1,8 @@
 -- Which maintainer may work, what it has done, and the horizons.
 
 -- name: acquire
--- Take the right to work, if no other maintainer has it. Its row is locked while its owner has a transaction open, so
--- this waits for that, not for long. An end that is further away than any lease is one of a clock that was set back.
+-- Take the right to work if no other maintainer has it. Its row is locked while its owner has a transaction open, so
+-- this waits for that, but not for long. An expiry further away than any lease comes from a clock that was set back.
 -- parameters: owner text, lease_seconds double precision
 -- returns: a row, if it is ours
 INSERT INTO {{maintenance}} AS lease (task, owner, expires_at, started_at)
@@ -16,9 +16,9 @@ WHERE lease.owner = excluded.owner OR lease.expires_at IS NULL
 RETURNING task
 
 -- name: renew
--- Bound this transaction, and renew the right to work: its row stays locked until the transaction ends, so that no
--- other maintainer begins meanwhile. One that was frozen finds that it has lost the right, or that its transaction was
--- ended.
+-- Limit this transaction, and renew the right to work. The row stays locked until the transaction ends, so that no
+-- other maintainer begins meanwhile. A maintainer that was frozen finds that it has lost the right, or that its
+-- transaction was ended.
 -- parameters: lock_timeout text, statement_timeout text, idle_timeout text, owner text, lease_seconds double precision
 -- returns: a row, if it is still ours
 WITH bound AS MATERIALIZED (
@@ -38,14 +38,14 @@ RETURNING lease.task
 UPDATE {{maintenance}} SET expires_at = NULL WHERE task = 'lease' AND owner = %(owner)s
 
 -- name: read_task
--- Where a task stands.
+-- The state of a task.
 -- parameters: task text
--- returns: detail, the seconds since it was finished; no row if it never was begun
+-- returns: detail, the seconds since it finished; no row if it was never begun
 SELECT detail, extract(epoch FROM now() - finished_at)::double precision AS seconds FROM {{maintenance}}
 WHERE task = %(task)s
 
 -- name: progress
--- Note what a task has done, in the transaction in which it did it.
+-- Record what a task has done, in the transaction that did it.
 -- parameters: task text, owner text, removed bigint, detail jsonb
 -- returns: nothing
 INSERT INTO {{maintenance}} AS done (task, owner, started_at, removed, detail)
@@ -54,7 +54,7 @@ ON CONFLICT (task) DO UPDATE SET
   owner = excluded.owner, removed = done.removed + excluded.removed, detail = excluded.detail
 
 -- name: finish_task
--- Note that a task has run to its end, or for as long as it may at once.
+-- Record that a task has run to its end, or for as long as it may at once.
 -- parameters: task text, owner text, seconds double precision (how long it took), detail jsonb
 -- returns: nothing
 INSERT INTO {{maintenance}} AS done (task, owner, started_at, finished_at, detail)
@@ -63,7 +63,7 @@ ON CONFLICT (task) DO UPDATE SET owner = excluded.owner, started_at = excluded.s
   finished_at = excluded.finished_at, detail = (done.detail || excluded.detail) - 'error'
 
 -- name: fail_task
--- Note why a task was not done, until it has run to its end again.
+-- Record why a task was not done, until it runs to its end again.
 -- parameters: task text, owner text, error text
 -- returns: nothing
 INSERT INTO {{maintenance}} AS failed (task, owner, detail)
@@ -71,7 +71,7 @@ VALUES (%(task)s, %(owner)s, jsonb_build_object('error', %(error)s::text))
 ON CONFLICT (task) DO UPDATE SET owner = excluded.owner, detail = failed.detail || excluded.detail
 
 -- name: server_state
--- Whether this server takes no writes, how its inbox is stored, and its clock.
+-- Whether this server is read-only, how its inbox is stored, and its clock.
 -- parameters: none
 -- returns: read_only boolean, partitioned boolean, seconds (since 1970)
 SELECT current_setting('transaction_read_only')::boolean AS read_only, relkind = 'p' AS partitioned,
@@ -79,7 +79,7 @@ SELECT current_setting('transaction_read_only')::boolean AS read_only, relkind =
 FROM pg_class WHERE oid = '{{literal(processed_message)}}'::regclass
 
 -- name: inbox_subscribers
--- Every subscriber of the inbox, by one look at its index for each.
+-- Every subscriber of the inbox, by one index lookup each.
 -- parameters: none
 -- returns: subscriber_id
 WITH RECURSIVE found (subscriber_id) AS (
@@ -93,7 +93,7 @@ WITH RECURSIVE found (subscriber_id) AS (
 SELECT subscriber_id FROM found WHERE subscriber_id IS NOT NULL
 
 -- name: lease_subscribers
--- Every subscriber that has leases, by one look at their index for each.
+-- Every subscriber that has leases, by one index lookup each.
 -- parameters: none
 -- returns: subscriber_id
 WITH RECURSIVE found (subscriber_id) AS (
@@ -107,15 +107,15 @@ WITH RECURSIVE found (subscriber_id) AS (
 SELECT subscriber_id FROM found WHERE subscriber_id IS NOT NULL
 
 -- name: source_retentions
--- How long the sources of subscribers keep messages, as their workers have reported it.
+-- How long the sources of subscribers keep messages, as their workers reported it.
 -- parameters: none
 -- returns: subscriber_id, seconds
 SELECT subscriber_id, max(source_retention_seconds) AS seconds FROM {{worker_report}}
 WHERE source_retention_seconds IS NOT NULL GROUP BY subscriber_id
 
 -- name: move_horizons
--- Move horizons forward, never back. Each moves by a thousandth of its window at least, and by ten minutes at most: every
--- recording reads the row, so it must not have many versions. None moves beyond what every archive has.
+-- Move horizons forward, never back. Each moves by at least a thousandth of its window, and at most by ten minutes:
+-- every recording reads the row, so it must not have many versions. None moves beyond what every archive has.
 -- parameters: subscriber_ids text[], windows double precision[] (in seconds)
 -- returns: nothing
 INSERT INTO {{inbox_horizon}} AS moved (subscriber_id, horizon)
@@ -128,13 +128,13 @@ ON CONFLICT (subscriber_id) DO UPDATE SET horizon = excluded.horizon, moved_at =
 WHERE excluded.horizon - moved.horizon >= least((now() - excluded.horizon) / 1000, interval '10 minutes')
 
 -- name: horizons
--- The horizons, as they are committed.
+-- The horizons, as committed.
 -- parameters: none
 -- returns: subscriber_id, seconds (since 1970)
 SELECT subscriber_id, extract(epoch FROM horizon)::double precision AS seconds FROM {{inbox_horizon}}
 
 -- name: still_running
--- Which of some transactions are running still, and in which sessions.
+-- Which of some transactions are still running, and in which sessions.
 -- parameters: virtualxids text[]
 -- returns: virtualxid, pid
 SELECT virtualxid, pid FROM pg_locks

@@ -1,8 +1,8 @@
--- Deletes in physical order: each statement looks at a stretch of blocks of one table (a Tid Range Scan, from PostgreSQL
--- 14 on), so no index on a time is needed, and what it costs depends on the stretch alone.
+-- Deletes in physical order: each statement looks at a stretch of blocks of one table (a Tid Range Scan, from
+-- PostgreSQL 14 on). So it needs no index on a time, and its cost depends only on the stretch.
 --
--- Rows are locked before they are deleted, and those that another transaction has locked are skipped: so nothing that
--- holds locks waits for a redrive, a parking or a worker.
+-- Rows are locked before they are deleted, and rows locked by another transaction are skipped. So nothing that holds
+-- locks waits for a redrive, a parking or a worker.
 
 -- fragment: stretch
 ctid >= %(first)s::text::tid AND ctid < %(beyond)s::text::tid
@@ -10,19 +10,19 @@ ctid >= %(first)s::text::tid AND ctid < %(beyond)s::text::tid
 -- fragment: ago
 now() - make_interval(secs => %(window)s::double precision)
 
--- What a statement says of its stretch; before it comes ``young``, what is younger than the cursor's window.
+-- What a statement reports of its stretch; before it comes ``young``: the rows younger than the cursor's window.
 -- fragment: found
 SELECT (SELECT count(*) FROM removed) AS removed, (SELECT (max(tid)::text::point)[0]::bigint FROM locked) AS last_block,
   young.rows AS fresh, (young.first::text::point)[0]::bigint AS first_fresh,
   (SELECT count(*) FROM locked WHERE tid > young.first) AS removed_behind
 FROM young
 
--- Up to when every archive has everything; null where there is none.
+-- The time up to which every archive has everything; null if there is none.
 -- fragment: archived
 (SELECT min(coalesce(lake.archived_upto, '-infinity')) FROM {{archive}} AS lake)
 
--- Never beyond the horizon that every running transaction can see, and less an hour for clocks that differ: the message
--- of a row that is deleted was sent before the horizon, and is not run again. Nor beyond what every archive has.
+-- Never beyond the horizon that every running transaction can see, less an hour for clocks that differ: the message of
+-- a deleted row was sent before the horizon and is not run again. Nor beyond what every archive has.
 -- fragment: cuts
 cuts AS MATERIALIZED (
   SELECT horizon.subscriber_id, given.seconds,
@@ -35,9 +35,9 @@ cuts AS MATERIALIZED (
   JOIN {{inbox_horizon}} AS horizon ON horizon.subscriber_id = given.subscriber_id
 )
 
--- What is younger than a cursor's window: it stays there. The time is that from which nothing goes now, which may be long
--- behind the window's: a horizon moves by steps, and one that running transactions may not see does not count. A cursor
--- that went by the window alone would pass what may go soon.
+-- Rows younger than a cursor's window, where it stays. The time is that from which nothing goes now. It may be long
+-- before the window's: a horizon moves in steps, and one that running transactions may not see does not count. A cursor
+-- that went by the window alone would pass rows that may go soon.
 -- fragment: fresh_since
 (SELECT coalesce(min(before), '-infinity') FROM cuts
   WHERE seconds <= %(window)s::double precision AND isfinite(before))
@@ -50,8 +50,8 @@ cuts AS MATERIALIZED (
   ) IS NOT TRUE)
 
 -- name: forget_ids
--- Delete ids that were kept long enough. The row of a letter stays that waits, or that was discarded since. Of an inbox
--- that has begun to rotate meanwhile, nothing: a place would be one in each of its generations.
+-- Delete ids that were kept long enough. The row of a letter that waits stays, and so does that of one discarded since.
+-- If the inbox has begun to rotate meanwhile, delete nothing: a place would be one in each of its generations.
 -- parameters: first text (a place), beyond text (a place), subscriber_ids text[], windows double precision[] (in seconds),
 --   settled double precision[] (horizons, in seconds since 1970), window double precision (the cursor's, in seconds), slack
 --   interval, rows bigint (at most)
@@ -95,7 +95,7 @@ WHERE seen.processed_at < cuts.before AND {{not_waiting}}
       AND letter.redriven_at IS NULL AND letter.discarded_at IS NULL LIMIT 1) IS NOT TRUE
 
 -- name: forget_leases
--- Delete completed leases that were kept long enough. A completed lease stays so, whatever its newest version is.
+-- Delete completed leases that were kept long enough. A completed lease stays completed in every newer version.
 -- parameters: first text (a place), beyond text (a place), subscriber_ids text[], windows double precision[] (in seconds),
 --   settled double precision[] (horizons, in seconds since 1970), window double precision (the cursor's, in seconds), slack
 --   interval, rows bigint (at most)
@@ -132,7 +132,7 @@ WHERE seen.completed_at < least(now() - make_interval(secs => given.seconds), {{
   AND {{no_letter}}
 
 -- name: forget_results
--- Forget the results of leases that were completed long enough ago; the leases stay.
+-- Delete the results of leases that were completed long enough ago; the leases stay.
 -- parameters: first text (a place), beyond text (a place), window double precision (in seconds), rows bigint (at most)
 -- returns: removed, last_block (of those), fresh (results that are younger than the window),
 --   first_fresh (the first block of those), removed_behind (removed rows behind the first of those)
@@ -152,7 +152,7 @@ WITH seen AS MATERIALIZED (
 {{found}}
 
 -- name: count_results
--- Count what forget_results would forget.
+-- Count what forget_results would delete.
 -- parameters: first text (a place), beyond text (a place), window double precision (in seconds)
 -- returns: rows
 SELECT count(*) FROM {{message_lease}} WHERE {{stretch}} AND result IS NOT NULL AND completed_at < {{ago}}
@@ -161,7 +161,8 @@ SELECT count(*) FROM {{message_lease}} WHERE {{stretch}} AND result IS NOT NULL 
 seen.kept_at < now() - make_interval(secs => least(given.seconds, %(every)s::double precision))
 
 -- name: forget_responses
--- Delete responses that were kept long enough. No horizon is asked: without its response, a request is still a duplicate.
+-- Delete responses that were kept long enough. No horizon matters: without its response, a request is still a
+-- duplicate.
 -- parameters: first text (a place), beyond text (a place), subscriber_ids text[], windows double precision[] (in seconds),
 --   every double precision (of all subscribers, in seconds; or null), window double precision (the cursor's, in seconds),
 --   rows bigint (at most)
@@ -196,7 +197,7 @@ LEFT JOIN unnest(%(subscriber_ids)s::text[], %(windows)s::double precision[]) AS
   ON given.subscriber_id = seen.subscriber_id
 WHERE {{response_is_old}}
 
--- What is found by going through whole tables, which are small: a statement for each table, of which two are made.
+-- Tasks that go through whole tables, which are small: per table, two statements are built.
 
 -- name: forget
 -- Delete what one of the statements below finds; its text and its table are filled in by txbox.maintenance.tasks.
@@ -205,8 +206,8 @@ WHERE {{response_is_old}}
 DELETE FROM {table} WHERE ctid = ANY(ARRAY({old} ORDER BY ctid LIMIT %(rows)s FOR UPDATE SKIP LOCKED))
 
 -- name: forget_letters
--- The same for letters. The row in the inbox of one that was discarded goes on refusing its copies, under the number 0,
--- that no letter has: so an audit knows it from a row whose letter is lost.
+-- The same for letters. The inbox row of a discarded letter keeps refusing its copies, under the number 0, which no
+-- letter has; by it, an audit tells the row from one whose letter is lost.
 -- parameters: rows bigint (at most)
 -- returns: nothing; the count of rows
 WITH old AS MATERIALIZED ({old} ORDER BY ctid LIMIT %(rows)s FOR UPDATE SKIP LOCKED), given_up AS (
@@ -218,13 +219,13 @@ WITH old AS MATERIALIZED ({old} ORDER BY ctid LIMIT %(rows)s FOR UPDATE SKIP LOC
 DELETE FROM {{dead_letter}} WHERE ctid = ANY(ARRAY(SELECT ctid FROM old))
 
 -- name: count
--- Count what it finds.
+-- Count what one of the statements below finds.
 -- parameters: none
 -- returns: rows
 SELECT count(*) FROM ({old}) AS old
 
 -- name: old_failures
--- Failures of messages that are processed or parked, by one look at the inbox for each, whatever is known of its size.
+-- Failures of messages that are processed or parked, by one lookup in the inbox each, whatever is known of its size.
 -- parameters: first text (a place), beyond text (a place), window double precision (in seconds)
 -- returns: ctid
 SELECT ctid FROM {{message_failure}} AS failure WHERE {{stretch}} AND last_failed_at < {{ago}} AND (
@@ -233,9 +234,9 @@ SELECT ctid FROM {{message_failure}} AS failure WHERE {{stretch}} AND last_faile
 )
 
 -- name: old_letters
--- Letters that were redriven or discarded. One whose message is at work under a lease stays: its attempts are counted
--- from there. So does one that was redriven since the horizon: by it, an old message may be run. And one that holds its
--- key, as its copy was not processed: see order.sql.
+-- Letters that were redriven or discarded. A letter stays if its message is at work under a lease, because its attempts
+-- are counted from the letter. It stays if it was redriven since the horizon, because it allows an old message to run.
+-- And it stays if it holds its key, because its copy was not processed: see order.sql.
 -- parameters: first text (a place), beyond text (a place), window double precision (in seconds)
 -- returns: ctid
 SELECT ctid FROM {{dead_letter}} AS letter WHERE {{stretch}} AND coalesce(redriven_at, discarded_at) < {{ago}} AND (
@@ -251,13 +252,13 @@ SELECT ctid FROM {{dead_letter}} AS letter WHERE {{stretch}} AND coalesce(redriv
 ))
 
 -- name: old_operations
--- Redrives and discards by filter that are finished.
+-- Redrives and discards by filter that have finished.
 -- parameters: first text (a place), beyond text (a place), window double precision (in seconds)
 -- returns: ctid
 SELECT ctid FROM {{dead_letter_operation}} WHERE {{stretch}} AND finished_at < {{ago}}
 
 -- name: old_selections
--- Letters that an operation has selected which is gone. Both are stored in one transaction.
+-- Letters selected by an operation that is gone. Both are stored in one transaction.
 -- parameters: first text (a place), beyond text (a place)
 -- returns: ctid
 SELECT ctid FROM {{dead_letter_selection}} AS selection WHERE {{stretch}} AND (
@@ -265,26 +266,26 @@ SELECT ctid FROM {{dead_letter_selection}} AS selection WHERE {{stretch}} AND (
 ) IS NOT TRUE
 
 -- name: old_loads
--- The ledger's rows of bulk loads that are finished; those of their chunks are without a run then.
+-- The ledger's rows of finished bulk loads; those of their chunks are then without a run.
 -- parameters: first text (a place), beyond text (a place), window double precision (in seconds)
 -- returns: ctid
 SELECT ctid FROM {{bulk_load}} WHERE {{stretch}} AND finished_at < {{ago}}
 
 -- name: old_chunks
--- Rows of chunks whose run has none.
+-- Rows of chunks whose run is gone.
 -- parameters: first text (a place), beyond text (a place), window double precision (in seconds)
 -- returns: ctid
 SELECT ctid FROM {{bulk_load_chunk}} AS chunk WHERE {{stretch}} AND merged_at < {{ago}}
   AND (SELECT true FROM {{bulk_load}} AS run WHERE run.run_id = chunk.run_id LIMIT 1) IS NOT TRUE
 
 -- name: old_relays
--- Rows of relays that have not reported for long.
+-- Rows of relays that have not reported for a long time.
 -- parameters: first text (a place), beyond text (a place), window double precision (in seconds)
 -- returns: ctid
 SELECT ctid FROM {{outbox_relay}} WHERE {{stretch}} AND seen_at < {{ago}}
 
 -- name: old_workers
--- Rows of workers that have not reported for long.
+-- Rows of workers that have not reported for a long time.
 -- parameters: first text (a place), beyond text (a place), window double precision (in seconds)
 -- returns: ctid
 SELECT ctid FROM {{worker_report}} WHERE {{stretch}} AND seen_at < {{ago}}

@@ -1,7 +1,7 @@
 -- What people have done.
 
 -- name: note_action
--- Put an action on record.
+-- Record an action.
 -- parameters: actor text, action text, target text, detail text (JSON)
 -- returns: nothing
 INSERT INTO {{operator_action}} (actor, action, target, detail)

@@ -1,18 +1,19 @@
 -- The relay: finds, claims, reads and settles the messages of the outbox, and reports that it is at work.
 
 -- A crash of the server undoes commits that did not wait for the disk, and a relay that relies on what it found before
--- would go wrong. Its postmaster may survive the crash; its statistics do not. They are reset without a crash, too: then
--- the whole outbox is read once more than needed, and ClaimSession knows better. (Only the end of the last recovery would
--- tell the two apart for any user; but pg_last_wal_replay_lsn() fails on some servers, such as Aurora.)
+-- would go wrong. The postmaster may survive the crash; its statistics do not. Statistics are also reset without a
+-- crash: then the whole outbox is read once more than needed, and ClaimSession recognises that. (Only the end of the
+-- last recovery would tell the two apart for any user; but pg_last_wal_replay_lsn() fails on some servers, such as
+-- Aurora.)
 -- fragment: server
 extract(epoch FROM pg_postmaster_start_time())::text || ' '
     || coalesce(extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())::text, '')
 
--- Advisory locks have one space of numbers in a database: those of another outbox are to be other ones.
+-- Advisory locks share one space of numbers in a database: another outbox must get other numbers.
 -- fragment: lock
 ('{{literal(outbox_message)}}'::regclass::oid::bigint << 31)
 
--- The plans must not depend on statistics: those of a queue are out of date as soon as they are made.
+-- The plans must not depend on statistics: those of a queue are out of date as soon as they are collected.
 -- fragment: plan_settings
 set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true),
   set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
@@ -22,7 +23,7 @@ set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_se
 -- Connections
 
 -- name: missing_rights
--- What the user may not do with tables.
+-- Which rights on tables the user lacks.
 -- parameters: tables text[] (quoted names), rights text[] (one for each)
 -- returns: name, the rights that are missing
 SELECT name, string_agg(right_to, ', ' ORDER BY position)
@@ -31,15 +32,15 @@ WHERE NOT has_table_privilege(name::regclass, right_to)
 GROUP BY name ORDER BY name
 
 -- name: default_isolation
--- The isolation level of a transaction that names none.
+-- The isolation level of a transaction that sets none.
 -- parameters: none
 -- returns: level
 SHOW default_transaction_isolation
 
 -- name: keep_idle_session
--- Have the server keep a connection that is idle for long: since PostgreSQL 14, a setting may end it.
+-- Keep the server from closing a connection that is idle for long: since PostgreSQL 14, a setting may do so.
 -- parameters: none
--- returns: the setting, where the server has it
+-- returns: the setting, if the server has it
 SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
 
 -- ---------------------------------------------------------------------------------------------------------------------
@@ -52,15 +53,14 @@ SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_
 --   B       inserts 2 ── commits
 --   relay                         sees 2             sees 1
 --
--- A relay that remembered "seen up to 2" would never send 1. This one remembers the snapshot of its last poll: new is
+-- A relay that remembered "seen up to 2" would never send 1. This one remembers the snapshot of its last poll. New is
 -- what was inserted by a transaction that had not begun then (its number is not below the snapshot's xmax), or that was
 -- in progress (its number is listed in it). Nothing else can have become visible since.
 --
--- The scan begins behind what was read before, so what was deleted there does not slow it down, even while an old
--- snapshot keeps all of that from being removed.
+-- The scan begins behind what was read before. So deleted rows there do not slow it down, even while an old snapshot
+-- keeps them from being removed.
 
--- Infinity, which publish refuses but which can be written by hand, cannot be subtracted from a moment before
--- PostgreSQL 17.
+-- Infinity, which publish refuses but a person can insert, cannot be subtracted from a moment before PostgreSQL 17.
 -- fragment: found
 SELECT pg_current_snapshot()::text AS snapshot,
   {{server}} AS server,
@@ -73,12 +73,12 @@ SELECT pg_current_snapshot()::text AS snapshot,
     WHERE %(also_due)s AND held AND due_at <= now() AND due_at < 'infinity'
   ) AS held_due
 
--- Above it are no numbers of this server's yet. Rows that were restored from another one may have such: find_all finds
+-- This server has not given out numbers above it yet. Rows restored from another server may have some: find_all finds
 -- them.
 -- fragment: ended
 (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
 
--- What a transaction has written that is still in progress is not to be read again and again.
+-- What a transaction in progress has written must not be read again and again.
 -- fragment: ended_since
 ARRAY(
     SELECT number FROM unnest(%(in_progress)s::bigint[]) AS number
@@ -110,7 +110,7 @@ WITH fresh AS MATERIALIZED (
 SELECT {{plan_settings}}
 
 -- name: find_burst
--- Find what is new where it is more than the limit of find_new.
+-- Find what is new if it is more than the limit of find_new.
 -- parameters: xmax bigint, in_progress bigint[], also_due boolean
 -- returns: as find_new, without the last
 WITH lanes AS MATERIALIZED (
@@ -126,7 +126,7 @@ WITH lanes AS MATERIALIZED (
 
 -- name: find_all
 -- Find everything. It jumps from lane to lane by the primary key, so it takes the same time with a thousand messages as
--- with sixteen million; a lane whose messages all wait is found, too.
+-- with sixteen million. It also finds a lane whose messages all wait.
 -- parameters: also_due boolean
 -- returns: as find_burst
 WITH RECURSIVE lanes AS (
@@ -139,9 +139,9 @@ WITH RECURSIVE lanes AS (
 {{found}}
 
 -- name: wake_due
--- Put messages whose time has come behind the others, as if they were published now. They are inserted anew, sorted, so
--- that they are given their positions in the order of their times; and one relay does it at a time, so that another one's do not
--- come in between.
+-- Move messages that are due behind the others, as if they were published now. They are inserted again, sorted, so that
+-- they get their positions in the order of their times. Only one relay does so at a time, so that those of another do
+-- not come in between.
 -- parameters: limit bigint
 -- returns: nothing; the row count says how many
 WITH turn AS MATERIALIZED (
@@ -160,7 +160,7 @@ SELECT lane, message_id, destination, key, headers, body, NULL, published_at, at
 FROM woken ORDER BY woken.due_at, woken.position
 
 -- name: repair_held_keys
--- Make held keys due whose failed message was deleted by hand.
+-- Make held keys due if their failed message was deleted by hand.
 -- parameters: none
 -- returns: nothing
 WITH orphans AS MATERIALIZED (
@@ -178,10 +178,10 @@ WHERE m.lane = orphans.lane AND m.position = orphans.position
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Claiming and reading
 --
--- The settings of a sender's transaction are local to it, so that a pooler may stand between. If a crash of the server
--- undoes that messages were deleted which were sent, they are sent once more: that need not wait for the disk. Where one
--- was refused, wait_for_disk comes before the rest. No time-out of the host's may end a transaction that waits for a
--- broker; ours does, when its relay is suspended or cut off.
+-- The settings of a sender's transaction are local to it, so that a pooler may be in between. If a crash of the server
+-- undoes the deletion of messages that were sent, they are sent once more: that commit need not wait for the disk. If a
+-- message was refused, wait_for_disk comes before the rest. No timeout of the host's may end a transaction that waits
+-- for a broker; ours does, if its relay is suspended or cut off.
 
 -- fragment: settings
 set_config('synchronous_commit', 'off', true),
@@ -199,8 +199,8 @@ set_config('synchronous_commit', 'off', true),
   )::text, true)::bigint[] AS lanes
 
 -- name: claim
--- Claim those of these lanes that no other relay works on, to the end of the transaction, however it ends. It waits for
--- no lock, writes nothing, and holds no snapshot while messages are sent. A setting tells read_fresh, which goes out in
+-- Claim those of these lanes that no other relay works on, until the transaction ends, however it ends. This waits for
+-- no lock, writes nothing, and holds no snapshot while messages are sent. A setting tells read_fresh, which is sent in
 -- the same round trip, which lanes these are.
 -- parameters: idle_timeout_milliseconds text (after which the server ends an idle transaction), lanes bigint[]
 -- returns: settings; and last: which run of which server answers, whether the transaction is read-only, the lanes
@@ -213,10 +213,10 @@ SELECT {{claimed}}
 SELECT set_config('transaction_timeout', '0', true), {{claimed}}
 
 -- name: lock_lanes
--- Claim those of these lanes that no other relay works on, for the session, so that each can be let go of by itself:
--- the transaction of an async sender holds the lanes of many destinations, which answer at different times. It stands
--- in a transaction that ``claim`` has begun, without lanes: behind a pooler, the session is this relay's as long as that.
--- What a transaction has seen of the statistics would stay as it was, were it not forgotten first.
+-- Claim those of these lanes that no other relay works on, for the session, so that each can be released by itself: the
+-- transaction of an async sender holds the lanes of many destinations, which answer at different times. It runs in a
+-- transaction that ``claim`` has begun, without lanes: behind a pooler, the session is this relay's for that long. The
+-- statistics that a transaction has seen would not change unless it forgot them first.
 -- parameters: lanes bigint[]
 -- returns: nothing; and last: which run of which server answers, whether the transaction is read-only, the lanes
 SELECT pg_stat_clear_snapshot(), {{answering}},
@@ -225,39 +225,40 @@ SELECT pg_stat_clear_snapshot(), {{answering}},
   )::text, true)::bigint[] AS lanes
 
 -- name: unlock_lanes
--- Let go of lanes that lock_lanes has claimed.
+-- Release lanes that lock_lanes has claimed.
 -- parameters: lanes bigint[]
 -- returns: how many of them this session did not have
 SELECT count(*) FROM unnest(%(lanes)s::bigint[]) AS lane WHERE NOT pg_advisory_unlock({{lock}} # lane)
 
 -- name: which_server
--- Which run of which server answers, by now.
+-- Which run of which server answers now.
 -- parameters: none
 -- returns: nothing, server
 SELECT pg_stat_clear_snapshot(), {{server}}
 
 -- name: claim_stands
--- Fails if the transaction has been ended from outside.
+-- Fail if the transaction has been ended from outside.
 -- parameters: none
 -- returns: a row of no columns
 SELECT
 
 -- name: drop_snapshot
--- Goes out behind another statement, in the same round trip: until the next one comes, the server keeps the snapshot of
--- a statement whose answer was not taken by simple query. SHOW takes none.
+-- Sent behind another statement, in the same round trip: until the next statement, the server keeps the snapshot of one
+-- whose answer was not fetched by simple query. SHOW takes no snapshot.
 -- parameters: none
 -- returns: a setting
 SHOW transaction_isolation
 
 -- name: begin_reading
--- The transaction of an async sender lasts as long as its calls, and settles nothing: what it has read is not to stay
+-- The transaction of an async sender lasts as long as its calls and settles nothing, so what it reads must not stay
 -- locked. A change of the table's structure would wait for it, a settlement for that change, and it for the settlement.
 -- parameters: none
 -- returns: nothing
 SAVEPOINT txbox_reading
 
 -- name: end_reading
--- Let go of the locks of tables, and of the snapshot, since begin_reading. Locks of lanes stay: they are the session's.
+-- Release the locks of tables, and the snapshot, taken since begin_reading. Locks of lanes stay: they are the
+-- session's.
 -- parameters: none
 -- returns: nothing
 ROLLBACK TO SAVEPOINT txbox_reading
@@ -270,7 +271,7 @@ m.lane, m.position, m.held, m.message_id, m.destination, m.body, m.key, m.header
     sum(octet_length(m.body)) OVER (ORDER BY m.position) - octet_length(m.body) AS bytes_before
 
 -- name: read_fresh
--- Read new messages in their order, from those of these lanes that this transaction has claimed.
+-- Read new messages in order, from those of these lanes that this transaction has claimed.
 -- parameters: lanes bigint[], positions bigint[] (to begin with), each_limit bigint (messages of each lane),
 --   bytes_limit bigint (of all bodies)
 -- returns: the message's columns, its age in seconds, the bytes of all before it, whether any key of these lanes is
@@ -298,7 +299,7 @@ WHERE EXISTS (
 )
 
 -- name: due_keys
--- Held keys of claimed lanes whose time has come. The transaction may have begun before it had.
+-- Held keys of claimed lanes that are due. The transaction may have begun before they were.
 -- parameters: lanes bigint[], limit bigint
 -- returns: lane, destination, key
 SELECT lane, destination, key FROM {{outbox_message}}
@@ -324,11 +325,11 @@ WHERE bytes_before < %(bytes_limit)s ORDER BY position
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Settling
 --
--- Lanes and positions come as the text of an array, which costs the client a fifth of what psycopg takes to write it
+-- Lanes and positions come as the text of an array: that costs the client a fifth of what psycopg takes to write it
 -- value by value.
 
 -- name: wait_for_disk
--- Have this transaction's commit wait for the disk again, whatever the user's default is.
+-- Make this transaction's commit wait for the disk again, whatever the user's default is.
 -- parameters: none
 -- returns: the setting
 SELECT set_config('synchronous_commit', CASE reset_val WHEN 'off' THEN 'on' ELSE reset_val END, true)
@@ -343,9 +344,9 @@ USING unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS gone (
 WHERE m.lane = gone.lane AND m.position = gone.position
 
 -- name: take_messages
--- Delete messages that are to be parked.
+-- Delete messages that are about to be parked.
 -- parameters: lanes text, positions text
--- returns: lane, position; not of those that were parked already, by a settlement whose answer was lost
+-- returns: lane, position; without those that were already parked by a settlement whose answer was lost
 DELETE FROM {{outbox_message}} AS m
 USING unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS dead (lane, position)
 WHERE m.lane = dead.lane AND m.position = dead.position
@@ -366,9 +367,10 @@ SELECT message_id, position, destination, key, headers, body, published_at FROM 
 ON CONFLICT DO NOTHING
 
 -- name: postpone_messages
--- Have refused messages sent again after a pause, and hold their keys.
--- parameters: lanes text, positions text, errors text[], pauses interval[], attempts int[] (of each, with this one; not
---   added to what is there: a settlement whose COMMIT was applied, and whose answer was lost, is tried again)
+-- Postpone refused messages, and hold their keys.
+-- parameters: lanes text, positions text, errors text[], pauses interval[], attempts int[] (of each, including this
+--   one; not added to the stored number: a settlement whose COMMIT was applied but whose answer was lost is tried
+--   again)
 -- returns: nothing
 UPDATE {{outbox_message}} AS m
 SET attempts = greatest(m.attempts, refused.attempts), held = m.key IS NOT NULL, error = refused.error,
@@ -380,7 +382,7 @@ FROM unnest(
 WHERE m.lane = refused.lane AND m.position = refused.position
 
 -- name: hold_messages
--- Have messages wait behind one of their key that was refused.
+-- Hold messages behind a refused one of their key.
 -- parameters: lanes text, positions text
 -- returns: nothing
 UPDATE {{outbox_message}} AS m SET held = true, due_at = 'infinity'
@@ -388,7 +390,7 @@ FROM unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS behind 
 WHERE m.lane = behind.lane AND m.position = behind.position
 
 -- name: release_keys
--- Have the next message of held keys be due, where one before it is gone.
+-- Make the next message of held keys due, if the one before it is gone.
 -- parameters: lanes bigint[], destinations text[], keys text[]
 -- returns: lane
 UPDATE {{outbox_message}} AS m SET due_at = clock_timestamp()
@@ -416,10 +418,10 @@ RETURNING m.lane
 SELECT name, paused_by, note FROM {{paused}} WHERE kind = 'destination'
 
 -- name: report
--- Report that a relay is at work, and add what it has sent since its last report to the activity of this minute. What
--- that report was is read from its row, so one whose answer was lost is not added twice. A destination that a relay has
--- forgotten meanwhile is counted from 0 again. The process id that the server reported when the connection was made is kept only if
--- that process answers: behind a pooler, it is another one.
+-- Report that a relay is at work, and add what it has sent since its last report to the activity of this minute. The
+-- last report is read from the relay's row, so a report whose answer was lost is not added twice. If the relay has
+-- forgotten a destination meanwhile, that is counted from 0 again. The process id that the server reported when the
+-- connection was made is kept only if that process answers: behind a pooler, it is another one.
 -- parameters: relay_id text, host text, pid int, sent bigint, failed bigint, sent_per_second double precision, outages
 --   text (JSON), backend_pid int (as reported when the connection was made), version text, state text, destinations
 --   text (JSON), sent_before bigint, failed_before bigint (not to be added, if there is no report before)
@@ -456,15 +458,15 @@ SET sent = excluded.sent, failed = excluded.failed, sent_per_second = excluded.s
   destinations = excluded.destinations, seen_at = now()
 
 -- name: take_turn
--- Have the reports of one relay take turns until this transaction ends: one whose COMMIT arrives late would otherwise
--- not be seen by the next one, which then adds the same again.
+-- Make the reports of one relay take turns until this transaction ends. Otherwise the next report would not see one
+-- whose COMMIT arrives late, and would add the same again.
 -- parameters: relay_id text
 -- returns: nothing
 SELECT pg_advisory_xact_lock(hashtextextended(%(relay_id)s, 0))
 
 -- name: delete_row
--- Delete the row of a relay that ends, rows of relays that have not reported for a day, and activity that was kept long
--- enough.
+-- Delete the row of a relay that ends, rows of relays that have not reported for a day, and activity older than it is
+-- kept.
 -- parameters: relay_id text, kept interval
 -- returns: nothing
 WITH old AS (

@@ -18,20 +18,20 @@ SELECT name, figure, (extract(epoch FROM begins_at - {{this_stretch}}) / %(secon
 FROM binned ORDER BY name, figure, stretch
 
 -- name: newest_stretch
--- When the newest stretch began. Stretches begin at multiples of their length, so they stay where they are.
+-- When the newest stretch began. Stretches begin at multiples of their length, so they do not shift.
 -- parameters: seconds int (of a stretch)
 -- returns: seconds since 1970
 SELECT extract(epoch FROM {{this_stretch}})::bigint
 
 -- name: activity_of_one
--- The sums of each figure of one name over stretches of time; a stretch without any has no row.
+-- The sums of each figure of one name over stretches of time; an empty stretch has no row.
 -- parameters: kind text, name text, seconds int (of a stretch), stretches int (the newest ones)
 -- returns: name, figure, stretch (0 is the newest, -1 the one before), count
 WITH one AS (SELECT %(name)s::text COLLATE "C" AS name)
 {{stretches}}
 
 -- name: activity_of_all
--- The same of all names. The names are found by jumping along the key: of a week, only the last hours are read.
+-- The same for all names. The names are found by jumping along the key: of a week, only the last hours are read.
 -- parameters: kind text, seconds int, stretches int
 -- returns: as activity_of_one
 WITH RECURSIVE one AS (

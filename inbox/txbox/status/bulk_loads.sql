@@ -1,4 +1,4 @@
--- Runs in the ledger of bulk loads, as people look at them.
+-- Runs in the ledger of bulk loads, for people to look at.
 
 -- fragment: is_silent
 run.heartbeat_at < now() - make_interval(secs => %(silent_seconds)s::double precision)
@@ -37,7 +37,7 @@ CROSS JOIN LATERAL (
 ORDER BY run.started_at DESC, run.run_id
 
 -- name: rejected_sample
--- Rejected rows that the chunks of a run have met.
+-- Rejected rows that the chunks of a run contained.
 -- parameters: run_id text, limit bigint
 -- returns: event
 SELECT sample.event
@@ -57,10 +57,10 @@ SELECT run_id FROM {{bulk_load}} WHERE starts_with(run_id, %(start)s) ORDER BY r
 SELECT run_id FROM {{bulk_load}} WHERE finished_at < %(moment)s ORDER BY finished_at, run_id
 
 -- name: forget
--- Delete a run with its chunks, unless it is worked on. Who begins another attempt at that moment has the row's lock:
--- then this waits for it, looks at the row again, and finds its heartbeat.
+-- Delete a run with its chunks, unless it is being worked on. If someone begins another attempt at that moment, they
+-- hold the row's lock: then this waits for it, looks at the row again, and finds its heartbeat.
 -- parameters: run_id text, is_forced boolean, silent_seconds double precision
--- returns: run_id; no row if there is none, or if it is worked on
+-- returns: run_id; no row if there is none, or if it is being worked on
 WITH gone AS (
   DELETE FROM {{bulk_load}} AS run
   WHERE run.run_id = %(run_id)s AND (%(is_forced)s OR run.finished_at IS NOT NULL OR {{is_silent}} OR run.error IS NOT NULL)

@@ -1,9 +1,9 @@
--- What is forgotten, and how far that is.
+-- What is forgotten, and how far that has got.
 
 -- name: tasks
 -- What maintainers have done; the row of task lease says who works.
 -- parameters: none
--- returns: task, owner, at_work, finished_at, seconds_ago (null: it never was finished), removed, detail
+-- returns: task, owner, at_work, finished_at, seconds_ago (null: it never finished), removed, detail
 SELECT task, owner, coalesce(expires_at > clock_timestamp(), false) AS at_work,
   {{microseconds(finished_at)}} AS finished_at,
   greatest(extract(epoch FROM clock_timestamp() - finished_at), 0)::double precision AS seconds_ago, removed, detail
@@ -26,7 +26,7 @@ SELECT location, {{microseconds(archived_upto)}} AS archived_upto, {{microsecond
 FROM {{archive}} AS lake ORDER BY location
 
 -- name: inbox_size
--- How large the inbox is, with its index, as one table or in generations.
+-- Size of the inbox with its index, as one table or in generations.
 -- parameters: none
 -- returns: bytes, partitioned
 SELECT coalesce((SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(inbox.oid))::bigint,
@@ -35,7 +35,7 @@ SELECT coalesce((SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tre
 FROM pg_class AS inbox WHERE oid = '{{literal(processed_message)}}'::regclass
 
 -- name: generations
--- The generations of a rotating inbox, the oldest first; rows are the planner's figure.
+-- The generations of a rotating inbox, the oldest first; rows are the planner's estimate.
 -- parameters: none
 -- returns: generation, opened_at, closed_at (null: it is the current one), rows, bytes, age_seconds
 SELECT one.generation, {{microseconds(one.opened_at)}} AS opened_at, {{microseconds(one.closed_at)}} AS closed_at,
@@ -55,7 +55,7 @@ SELECT subscriber_id, {{microseconds(min(processed_at))}} AS oldest FROM {{proce
 WHERE ctid >= %(first)s::text::tid AND ctid < %(beyond)s::text::tid GROUP BY subscriber_id
 
 -- name: waits_for
--- The sessions of some transactions that are running still.
+-- The sessions of those transactions that are still running.
 -- parameters: virtualxids text[]
 -- returns: pid
 SELECT DISTINCT pid FROM pg_locks

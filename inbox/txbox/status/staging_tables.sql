@@ -1,4 +1,4 @@
--- Staging tables of bulk loads in the catalogue: they are beside txbox's tables, and have the run in their names.
+-- Staging tables of bulk loads in the catalogue: they are beside txbox's tables, with the run in their names.
 
 -- name: schema_of_tables
 -- The schema that txbox's tables are in.
@@ -12,14 +12,14 @@ WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = '{{l
   AND staging.relkind IN ('p', 'r') AND NOT staging.relispartition AND staging.relname ~ %(pattern)s
 
 -- name: of_run
--- The staging tables of one run. Spark makes one without partitions where ours was dropped before the first row came.
+-- The staging tables of one run. Spark creates one without partitions if ours was dropped before the first row came.
 -- parameters: pattern text (of their names)
 -- returns: relname
 SELECT staging.relname {{staging_tables}}
 
 -- name: abandoned
--- Staging tables of runs that are finished, that are not in the ledger (a run is there before its tables), or that had no
--- heartbeat for so long.
+-- Staging tables of runs that are finished, that are not in the ledger (a run is there before its tables), or that have
+-- had no heartbeat for that long.
 -- parameters: pattern text (of their names), run_pattern text (with the run as its group), abandoned_seconds double
 --   precision (null: those of runs that are not finished stay)
 -- returns: relname
@@ -37,7 +37,7 @@ SELECT staging.relname {{staging_tables}}
 SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = to_regclass(%(staging_table)s)
 
 -- name: drop_tables
--- Drop tables, if they are there still.
+-- Drop tables if they still exist.
 -- parameters: none; {tables} is replaced by their names
 -- returns: nothing
 DROP TABLE IF EXISTS {tables}

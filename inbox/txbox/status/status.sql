@@ -1,7 +1,7 @@
--- How the inbox stands; dead letters, the outbox and the leases have files of their own.
+-- The state of the inbox; dead letters, the outbox and the leases have their own files.
 
 -- fragment: resent
--- Whether a failed message was sent again and processed since, so it does not wait for another attempt.
+-- Whether a failed message was sent again and processed since, so that it does not wait for another attempt.
 EXISTS (
     SELECT FROM {{processed_message}} AS processed
     WHERE processed.subscriber_id = failure.subscriber_id AND processed.message_id = failure.message_id

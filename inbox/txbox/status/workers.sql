@@ -1,7 +1,7 @@
 -- The workers that have not signed off, by their own reports.
 
 -- name: workers
--- Each worker, by its subscriber. A stale one has not reported for so long: it does not run, or cannot reach the
+-- Each worker, by its subscriber. A stale one has not reported for that long: it does not run, or cannot reach the
 -- database.
 -- parameters: stale_after interval
 -- returns: the columns of WorkerStatus

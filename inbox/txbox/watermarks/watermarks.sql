@@ -1,18 +1,18 @@
--- The watermarks: the highest sequence of each aggregate. The statements that may wait share three habits:
+-- The watermarks: the highest sequence of each aggregate. The statements that may wait have three things in common:
 --
--- - txbox_bound sets our lock_timeout, and the outer SELECT puts the old one back last: as in record_one.
--- - An event that the statement's own snapshot shows to be stale locks nothing, waits for nothing and writes nothing. A
+-- - txbox_bound sets our lock_timeout, and the outer SELECT restores the old one last, as in record_one.
+-- - An event that the statement's own snapshot shows to be stale takes no lock, does not wait and writes nothing. A
 --   watermark only rises, so what is stale in an older snapshot is stale.
--- - Aggregates are inserted in one order, that of their bytes, whether their rows are there or not. Two statements that
---   overlap wait for each other in that order, never in a circle. That is why no statement here first locks the rows
---   that it finds and then inserts the others.
+-- - Aggregates are inserted in one order, that of their bytes, whether or not their rows exist. Statements that overlap
+--   wait for each other in that order, never in a circle. That is why no statement here first locks the rows that it
+--   finds and then inserts the others.
 --
--- Against a row of a transaction that has not ended, ON CONFLICT waits; that is the wait that is bounded. At READ
--- COMMITTED its WHERE is then compared with the newest version of the row; with one snapshot for the transaction, a
--- version that the snapshot cannot see ends in 40001.
+-- ON CONFLICT waits for a row of a transaction that has not ended; this wait is limited. At READ COMMITTED, its WHERE
+-- is then compared with the newest version of the row. With one snapshot for the transaction, a version that the
+-- snapshot cannot see ends in 40001.
 
 -- fragment: bound
--- A lock_timeout that is null leaves the transaction's own.
+-- If lock_timeout is null, the transaction keeps its own.
 txbox_bound AS MATERIALIZED (
   SELECT current_setting('lock_timeout') AS before,
     set_config('lock_timeout', coalesce(%(lock_timeout)s::text, current_setting('lock_timeout')), true)
@@ -34,8 +34,8 @@ SET sequence = excluded.sequence, sequence_before = mark.sequence, advanced_at =
 WHERE mark.sequence < excluded.sequence
 
 -- fragment: placeholder_mark
--- Where there is no watermark, only `first` may make one; but only an INSERT waits for another that is just making one.
--- So any other sequence inserts a placeholder, `first - 1`, which our next statement deletes. Its sequence_before is the
+-- If there is no watermark, only `first` may make one; but only an INSERT waits for another that is just making one. So
+-- any other sequence inserts a placeholder, `first - 1`, which our next statement deletes. Its sequence_before is the
 -- highest bigint, from which no watermark can have risen.
 9223372036854775807::bigint
 
@@ -76,7 +76,7 @@ FROM txbox_bound AS bound, (
 ) AS found
 
 -- name: drop_placeholder
--- Leave no watermark where there was none.
+-- Delete a placeholder, so that there is no watermark, as before.
 -- parameters: subscriber_id text, aggregate_type text, aggregate_id text
 -- returns: nothing
 DELETE FROM {{aggregate_watermark}} WHERE {{key}} AND sequence_before = {{placeholder_mark}}
@@ -124,9 +124,9 @@ FROM txbox_bound AS bound, (
 ) AS found
 
 -- name: hold_many
--- Lock watermarks, and read them as they are then; a placeholder stands where there is none. Those to which all is stale
--- are left out. DO UPDATE changes nothing here, but only then does RETURNING have the row: what the snapshot has may be
--- older.
+-- Lock watermarks and read their current values; a placeholder stands for a missing one. Aggregates for which every
+-- event is stale are left out. DO UPDATE changes nothing here, but only with it does RETURNING have the row: what the
+-- snapshot has may be older.
 -- parameters: lock_timeout text, subscriber_id text, placeholder bigint, aggregate_types text[], aggregate_ids text[],
 --   sequences bigint[] (the highest)
 -- returns: types, ids, sequences (null if there was none), the lock_timeout that was
@@ -146,7 +146,7 @@ FROM txbox_bound AS bound, (
 ) AS found
 
 -- name: settle_many
--- Move watermarks that are held, and leave none where there was none.
+-- Move watermarks that are held, and delete the placeholders of those that do not move.
 -- parameters: subscriber_id text, aggregate_types text[], aggregate_ids text[], befores bigint[] (with nulls),
 --   afters bigint[] (null for a placeholder that goes)
 -- returns: nothing
@@ -166,9 +166,9 @@ WHERE mark.subscriber_id = %(subscriber_id)s AND mark.aggregate_type = decided.a
   AND mark.aggregate_id = decided.aggregate_id AND decided.after IS NULL
 
 -- fragment: kept_events
--- For WatermarkStatements.advance_from: advance to the highest sequence of each aggregate in txbox_event, and choose the
--- events that stay. A sequence that is null makes the one that is inserted null, which the table refuses: nothing is
--- lost silently. Of two events with the same sequence one is kept; with newest_only, of all those of an aggregate.
+-- For WatermarkStatements.advance_from: advance to the highest sequence of each aggregate in txbox_event, and choose
+-- the events that stay. A null sequence makes the inserted one null, which the table refuses: nothing is lost silently.
+-- Of two events with the same sequence one is kept; with newest_only, one of all those of an aggregate.
 txbox_wanted AS (
   SELECT aggregate_type, aggregate_id, CASE WHEN count(*) = count(sequence) THEN max(sequence) END AS sequence
   FROM txbox_event GROUP BY aggregate_type, aggregate_id

@@ -1,4 +1,4 @@
--- Turning the inbox into a rotating one, and back. What is exclusive is short; what is long is online.
+-- Turning the inbox into a rotating one, and back. Exclusive steps are short; long steps are online.
 
 -- name: form
 -- Which form the inbox has.
@@ -15,7 +15,7 @@ LEFT JOIN pg_constraint AS one ON one.conrelid = inbox.oid AND one.contype = 'c'
 WHERE inbox.oid = to_regclass('{{literal(processed_message)}}')
 
 -- name: hindrances
--- What others have made of the inbox, and would be left behind with one generation, or be lost.
+-- What others have attached to the inbox that would be left behind with one generation, or be lost.
 -- parameters: none
 -- returns: what it is, in words
 WITH inbox AS (SELECT oid, relname, relrowsecurity, relacl FROM pg_class
@@ -57,13 +57,13 @@ ORDER BY 1
 ALTER TABLE {{processed_message}} ADD COLUMN IF NOT EXISTS generation integer NOT NULL DEFAULT 1
 
 -- name: add_check
--- A promise about the rows that come. Its name is its table's own, and short under every prefix.
+-- A promise about future rows. Its name must be unique only within the table, and is short under every prefix.
 -- parameters: none
 -- returns: nothing
 ALTER TABLE {{processed_message}} ADD CONSTRAINT first_generation CHECK (generation = 1) NOT VALID
 
 -- name: validate_check
--- Read all rows once, while others go on; so that no row has to be read behind the exclusive lock.
+-- Read all rows once while others go on, so that none has to be read behind the exclusive lock.
 -- parameters: none
 -- returns: nothing
 ALTER TABLE {{processed_message}} VALIDATE CONSTRAINT first_generation
@@ -88,9 +88,9 @@ LOOP
 END LOOP;
 
 -- name: make_rotating
--- The table becomes generation 1 of a new one of its name. The version's mark goes from the primary key, which the new
--- one has not, to the column. A publication by the partitions' root sends rows that are deleted with the root's replica
--- identity: as it has no key, the default would stop the subscription. What is written is by the generations' own.
+-- The table becomes generation 1 of a new one of its name. The version's mark moves from the primary key, which the new
+-- table lacks, to the column. A publication via the partition root sends deleted rows with the root's replica identity.
+-- The root has no key, so the default would stop the subscription. What is written uses the generations' own identity.
 -- parameters: none
 -- returns: nothing
 DO $txbox$
@@ -137,7 +137,7 @@ JOIN pg_class AS part ON part.oid = inhrelid AND part.relname = inbox.relname ||
 WHERE generation.closed_at IS NOT NULL ORDER BY generation.generation
 
 -- name: move_rows
--- Move the rows of some blocks of a generation into the current one; those of letters are moved with their letters.
+-- Move the rows of some blocks of a generation into the current one; rows of letters are moved with their letters.
 -- parameters: generation int, first_row text, end_row text (row places)
 -- returns: nothing; the count of rows
 UPDATE {{processed_message}} AS processed
@@ -149,7 +149,7 @@ WHERE processed.generation = %(generation)s AND processed.ctid >= %(first_row)s:
       AND letter.message_id = processed.message_id))
 
 -- name: move_lettered
--- Move rows of letters into the current generation, with their letters locked first (see generations.sql).
+-- Move rows of letters into the current generation, locking the letters first (see generations.sql).
 -- parameters: generation int, most int
 -- returns: nothing; the count of rows
 WITH parked AS MATERIALIZED (
@@ -169,13 +169,13 @@ WHERE processed.generation = %(generation)s AND processed.subscriber_id = parked
   AND processed.message_id = parked.message_id AND processed.dead_letter_id IS NOT NULL
 
 -- name: is_empty
--- Whether a closed generation has no rows left; it gets none any more.
+-- Whether a closed generation has no rows left; it gets no more.
 -- parameters: generation int
 -- returns: a boolean
 SELECT NOT EXISTS (SELECT FROM {{processed_message}} WHERE generation = %(generation)s)
 
 -- name: make_plain
--- The current generation becomes the table again, if it is the only one, and what was detached is dropped.
+-- The current generation becomes the table again, if it is the only one and everything detached has been dropped.
 -- parameters: none
 -- returns: nothing; the form says whether it is done
 DO $txbox$
@@ -217,7 +217,7 @@ BEGIN
 END $txbox$
 
 -- name: drop_generation_column
--- Take back what was begun of a table that does not rotate yet; the check goes with the column.
+-- Undo what was begun on a table that does not rotate yet; the check goes with the column.
 -- parameters: none
 -- returns: nothing
 ALTER TABLE {{processed_message}} DROP COLUMN IF EXISTS generation

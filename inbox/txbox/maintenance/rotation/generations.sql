@@ -1,7 +1,7 @@
--- The generations of a rotating inbox: partitions of processed_message, of which the newest takes what is recorded.
+-- The generations of a rotating inbox: partitions of processed_message, the newest of which records ids.
 --
--- What changes them are blocks of PL/pgSQL, so that the exclusive lock is not held over round trips. A percent sign of
--- format() is doubled for psycopg. Blocks take no parameters; a value for one is a setting of the transaction.
+-- The changes are PL/pgSQL blocks, so that the exclusive lock is not held over round trips. A percent sign of format()
+-- is doubled for psycopg. Blocks take no parameters; a value for one is a setting of the transaction.
 
 -- name: rotates
 -- Whether the inbox rotates.
@@ -10,7 +10,7 @@
 SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('{{literal(processed_message)}}')
 
 -- name: generations
--- The generations, oldest first. Rows are the planner's figure, bytes with the primary key.
+-- The generations, oldest first. Rows are the planner's estimate; bytes include the primary key.
 -- parameters: none
 -- returns: generation, opened_at, closed_at (null: it is the current one), rows, bytes
 SELECT generation.generation, {{microseconds(generation.opened_at)}} AS opened_at,
@@ -23,9 +23,9 @@ JOIN pg_class AS part ON part.oid = inhrelid AND part.relname = inbox.relname ||
 ORDER BY generation.generation
 
 -- name: rotate
--- Open a new generation. The lock waits until no transaction has recorded, or looked for ids, and not ended: what was
--- recorded before is committed, and what is recorded behind it is with a snapshot that has it (see inbox.sql). It has the
--- tablespaces and storage parameters of the one before.
+-- Open a new generation. The lock waits until every transaction that has recorded, or looked for ids, has ended. So
+-- what was recorded before is committed, and what is recorded behind it has a snapshot that sees it (see inbox.sql).
+-- The new generation has the tablespaces and storage parameters of the one before.
 -- parameters: none
 -- returns: nothing
 DO $txbox$
@@ -76,9 +76,9 @@ BEGIN
 END $txbox$
 
 -- name: forgettable
--- Generations of which every id lies behind its subscriber's horizon: a message is recorded after it was sent, so it was
--- sent before its generation was closed. The subscribers are found by one step in the primary key for each. One that an
--- archive does not have yet stays.
+-- Generations whose ids all lie behind their subscribers' horizons: a message is recorded after it was sent, so it was
+-- sent before its generation was closed. The subscribers are found by one lookup in the primary key each. A generation
+-- that an archive does not have yet stays.
 -- parameters: slack_seconds double precision (by which clocks may differ), settled jsonb (horizons in seconds since 1970,
 --   by subscriber, that every running transaction sees; nothing beyond them goes)
 -- returns: generation, when it was closed in microseconds since 1970
@@ -114,9 +114,9 @@ letter.redriven_at IS NULL AND (letter.discarded_at IS NULL OR letter.discarded_
   '-infinity'))
 
 -- name: move_parked
--- Move rows of letters that wait, and of those that were discarded since the horizon, into the current generation. The
--- letters are locked first, as a redrive does: it finds the row before or after, never as it is moved (a DELETE that
--- waits for a row which is moved fails with 40001). Those that are locked are left for the next time.
+-- Move rows of letters that wait, and of letters discarded since the horizon, into the current generation. The letters
+-- are locked first, as a redrive does: a redrive finds the row before or after, never while it is moved (a DELETE that
+-- waits for a row that is moved fails with 40001). Locked letters are left for the next time.
 -- parameters: generation int, most int
 -- returns: nothing; the count of rows
 WITH waiting AS MATERIALIZED (
@@ -135,7 +135,7 @@ WHERE parked.generation = %(generation)s AND parked.subscriber_id = waiting.subs
   AND parked.message_id = waiting.message_id AND parked.dead_letter_id IS NOT NULL
 
 -- name: name_generation
--- Name a generation for detach_generation, in this transaction. Its number alone may be that of another one, since the
+-- Name a generation for detach_generation, in this transaction. Its number alone may be that of another one, if the
 -- inbox was turned back and rotates again.
 -- parameters: generation int, closed_at bigint (microseconds since 1970)
 -- returns: the settings
@@ -148,7 +148,7 @@ SELECT set_config('txbox.generation', %(generation)s::text, true),
     WHERE t.oid = '{{literal(processed_message)}}'::regclass)
 
 -- name: detach_generation
--- Take a closed generation out of the inbox, unless rows of letters that wait are left in it. Its files are not removed
+-- Detach a closed generation from the inbox, unless it still has rows of letters that wait. Its files are not removed
 -- here: that takes as long as the file system needs, in the commit, with the lock held.
 -- parameters: none
 -- returns: nothing; inbox_generation says whether it is detached: it was closed before all time
@@ -172,7 +172,7 @@ BEGIN
 END $txbox$
 
 -- name: drop_detached
--- Drop the table of a generation that was detached. Nothing else uses it, so nobody waits.
+-- Drop the table of a detached generation. Nothing else uses it, so nobody waits.
 -- parameters: none
 -- returns: nothing
 DO $txbox$
@@ -188,7 +188,7 @@ BEGIN
 END $txbox$
 
 -- name: detached
--- The generations that are detached, and not dropped yet.
+-- The generations that are detached and not yet dropped.
 -- parameters: none
 -- returns: generation
 SELECT generation FROM {{inbox_generation}} WHERE closed_at = '-infinity'

@@ -1,23 +1,23 @@
--- The audit: what was sent, against what is in the inbox. Every statement reads a bounded number of rows, and nothing is
--- written, so all of them run on a replica too.
+-- The audit: what was sent, against what is in the inbox. Every statement reads a bounded number of rows and writes
+-- nothing, so all of them also run on a replica.
 --
 -- A stretch is a range of message ids: above "after", up to "upto". Both sides have an index that begins with the id.
 -- It is compared in buckets, by the last bits of each id's hash; only buckets that differ are listed.
 
 -- fragment: hash
--- 64 bits of an id, others in each process: nobody can choose ids that cancel each other out. It takes a thirtieth of
--- the time of SHA-256. All versions of PostgreSQL so far return the same; none promises it. If two servers differ, every
--- id is listed: the audit takes longer, and finds the same.
+-- 64 bits of an id, different in each process: nobody can choose ids that cancel each other out. It takes a thirtieth
+-- of the time of SHA-256. All versions of PostgreSQL so far return the same; none promises it. If two servers differ,
+-- every id is listed: the audit takes longer, and finds the same.
 --
--- Hashes are added up, as numbers without limit, so the order does not matter. Two different sets of ids have one count
--- and one sum with a chance of 2**-54.
+-- Hashes are added up as numbers without limit, so the order does not matter. Two different sets of ids have the same
+-- count and the same sum with a chance of 2**-54.
 hashtextextended(message_id, %(seed)s)
 
 -- fragment: bucket
 ({{hash}} & 1023)
 
 -- fragment: sent_ids
--- The ids of a stretch that were sent. Of those that were sent long ago, the inbox may have forgotten its rows.
+-- The ids of a stretch that were sent. The inbox may have forgotten the rows of those sent long ago.
 SELECT message_id, count(*) AS copies, count(DISTINCT destination) AS destinations, max(kept.sent_at) AS sent_at,
   max(kept.sent_at) >= %(judged_since)s AS judged
 FROM {{outbox_sent}} AS kept
@@ -25,8 +25,8 @@ WHERE message_id > %(after)s AND message_id <= %(upto)s AND destination = ANY(%(
 GROUP BY message_id
 
 -- fragment: state
--- What has become of a message, by its row in the inbox and its letter. Both change in one transaction, and so agree in
--- one snapshot. A letter that was discarded and is forgotten has left the number 0.
+-- What became of a message, by its row in the inbox and its letter. Both change in one transaction, and so agree in one
+-- snapshot. A letter that was discarded and then forgotten has left the number 0.
 CASE WHEN entry.dead_letter_id IS NULL THEN 'processed' WHEN entry.dead_letter_id = 0 THEN 'discarded' ELSE coalesce((
     SELECT CASE WHEN letter.redriven_at IS NOT NULL THEN 'unparked'
       WHEN letter.discarded_at IS NOT NULL THEN 'discarded' WHEN letter.reason = 'expired' THEN 'expired' ELSE 'parked' END
@@ -36,8 +36,8 @@ CASE WHEN entry.dead_letter_id IS NULL THEN 'processed' WHEN entry.dead_letter_i
   ), 'unparked') END
 
 -- fragment: recorded_ids
--- The ids of a stretch in the inbox, each with its state; where there is a ledger alone, its completed leases are the
--- inbox. What was processed before the first message that is kept was sent, was not sent under what is kept.
+-- The ids of a stretch in the inbox, each with its state. If there is only a ledger, its completed leases are the
+-- inbox. What was processed before the first kept message was sent, was not sent by anything that is kept.
 SELECT entry.*, {{state}} AS state
 FROM (
   SELECT subscriber_id, message_id, count(*) FILTER (WHERE in_inbox) AS copies, max(dead_letter_id) AS dead_letter_id,
@@ -52,14 +52,14 @@ FROM (
 ) AS entry
 
 -- name: limit_statement
--- Read only, no longer than this, and planned for the values.
+-- Read-only, limited in time, and planned for the values.
 -- parameters: statement_timeout text
 -- returns: the settings
 SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', %(statement_timeout)s, true),
   set_config('plan_cache_mode', 'force_custom_plan', true)
 
 -- name: outbox_begin
--- Where an audit begins at the outbox. An id is at most its greatest one.
+-- Where an audit begins at the outbox. No id is greater than its greatest one.
 -- parameters: destinations text[], relays text[] (the subscribers of the relays' dead letters), counted bigint
 -- returns: now, kept_since (null: nothing is kept), last_id, waiting, undelivered
 SELECT {{microseconds(clock_timestamp())}} AS now,
@@ -71,7 +71,7 @@ SELECT {{microseconds(clock_timestamp())}} AS now,
     AND redriven_at IS NULL AND discarded_at IS NULL) AS undelivered
 
 -- name: kept_since
--- When the first message that is kept was sent.
+-- When the first kept message was sent.
 -- parameters: none
 -- returns: kept_since (null: nothing is kept)
 SELECT {{microseconds(min(kept.sent_at))}} AS kept_since FROM {{outbox_sent}} AS kept
@@ -90,7 +90,7 @@ SELECT {{microseconds(clock_timestamp())}} AS now,
   ) AS last_id
 
 -- name: next_subscriber
--- The subscriber after this one, of those with rows in the inbox or waiting letters.
+-- The next subscriber after this one, of those with rows in the inbox or waiting letters.
 -- parameters: after text, relay text (what the subscribers of relays' dead letters start with)
 -- returns: subscriber_id, or null
 SELECT least(
@@ -101,15 +101,15 @@ SELECT least(
 )
 
 -- name: sent_edge
--- The last id of a stretch of so many sent messages, of any destination.
+-- The last id of a stretch of that many sent messages, to any destination.
 -- parameters: after text, upto text, rows bigint
 -- returns: message_id; no row if there are fewer
 SELECT message_id FROM {{outbox_sent}} WHERE message_id > %(after)s AND message_id <= %(upto)s
 ORDER BY message_id OFFSET %(rows)s - 1 LIMIT 1
 
 -- name: recorded_edge
--- The last id of a stretch of so many rows of the inbox. Each part has a limit, as the planner would sort all that is
--- behind "after" otherwise.
+-- The last id of a stretch of that many rows of the inbox. Each part has a limit; otherwise the planner would sort
+-- everything behind "after".
 -- parameters: subscriber_id text, after text, upto text, rows bigint
 -- returns: message_id; no row if there are fewer
 SELECT message_id FROM (
@@ -147,7 +147,7 @@ SELECT {{bucket}} AS bucket, count(*) FILTER (WHERE judged) AS ids,
 FROM ({{recorded_ids}}) AS recorded GROUP BY bucket
 
 -- name: sent_destinations
--- To which of these destinations something was sent that can be judged.
+-- Those of these destinations to which something was sent that can be judged.
 -- parameters: after text, upto text, destinations text[], judged_since timestamptz
 -- returns: destination
 SELECT DISTINCT destination FROM {{outbox_sent}} AS kept
@@ -169,11 +169,11 @@ SELECT message_id, {{microseconds(recorded.processed_at)}} AS processed_at, judg
 FROM ({{recorded_ids}}) AS recorded WHERE {{bucket}} = ANY(%(buckets)s::bigint[])
 
 -- name: judge_missing
--- What has become of ids that were sent and were not found in the inbox, in one snapshot. A message that has failed, or
--- was worked on, comes again after a pause, unless its subscriber is paused; then it is as in flight as one that was just
--- sent. One that has not come since is overdue: a failure or a lease that has run out does not show that the queue still
--- has it. After two weeks it has not: SQS keeps none longer. A letter of a mismatch has another body than the one that
--- is looked for.
+-- What became of ids that were sent and were not found in the inbox, in one snapshot. A message that has failed, or was
+-- worked on, comes again after a pause, unless its subscriber is paused; then it is as much in flight as one that was
+-- just sent. A message that has not come since is overdue: a failure, or a lease that has run out, does not show that
+-- the queue still has it. After two weeks the queue does not: SQS keeps none longer. A letter of a mismatch has a
+-- different body than the one looked for.
 -- parameters: subscriber_id text, message_ids text[], in_flight interval, retry interval (the longest pause)
 -- returns: message_id, state
 SELECT wanted.message_id, coalesce(
@@ -205,14 +205,14 @@ CROSS JOIN LATERAL (
 ) AS letters
 
 -- name: first_parked
--- When messages were parked for the first time: those that were redriven were sent before it.
+-- When messages were first parked: those that were redriven were sent before that.
 -- parameters: subscriber_id text, message_ids text[]
 -- returns: message_id, parked_at
 SELECT message_id, {{microseconds(min(letter.parked_at))}} AS parked_at FROM {{dead_letter}} AS letter
 WHERE subscriber_id = %(subscriber_id)s AND message_id = ANY(%(message_ids)s::text[]) GROUP BY message_id
 
 -- name: judge_foreign
--- Which of these ids this outbox has sent, or has parked.
+-- Those of these ids that this outbox has sent or parked.
 -- parameters: message_ids text[], destinations text[], relays text[]
 -- returns: message_id, here (whether to one of these destinations)
 SELECT sent.message_id, bool_or(sent.destination = ANY(%(destinations)s::text[])) AS here
@@ -223,7 +223,7 @@ SELECT DISTINCT letter.message_id, true FROM {{dead_letter}} AS letter
 WHERE letter.subscriber_id = ANY(%(relays)s::text[]) AND letter.message_id = ANY(%(message_ids)s::text[])
 
 -- name: find_waiting
--- Which of these ids are in one part of the outbox. It has no index on ids, so it is read in the order of its key.
+-- Those of these ids that are in one part of the outbox. It has no index on ids, so it is read in the order of its key.
 -- parameters: message_ids text[], lane bigint, position bigint (of the last one of the part before), rows bigint
 -- returns: found text[], lane and position of the last one (null: there was none)
 WITH part AS MATERIALIZED (
@@ -236,9 +236,9 @@ FROM (SELECT) AS once LEFT JOIN (SELECT lane, position FROM part ORDER BY lane D
   ON true
 
 -- name: judge_letters
--- Letters of a subscriber that wait, and whose message the inbox does not have as parked by them, in one part of them.
--- Those of a mismatch leave open what has become of their id. One of a ledger alone has no row in the inbox. The inbox
--- may have forgotten the row of one that was parked before the horizon.
+-- Letters of a subscriber that wait, and whose message the inbox does not show as parked by them, in one part of them.
+-- Letters of a mismatch do not say what became of their id. A letter of a ledger alone has no row in the inbox. The
+-- inbox may have forgotten the row of a letter that was parked before the horizon.
 -- parameters: subscriber_id text, after bigint (a letter), rows bigint
 -- returns: last (the last letter of the part, null: there was none), kinds text[], message_ids text[], at bigint[]
 WITH part AS MATERIALIZED (

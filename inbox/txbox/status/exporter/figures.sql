@@ -1,7 +1,7 @@
--- Figures for monitoring: read again and again, so each statement looks at a limited number of rows, in limited time.
+-- Figures for monitoring, read at intervals: each statement looks at a limited number of rows, in limited time.
 
 -- name: bound_time
--- Bound the time of every later statement of this transaction, and its waits for locks.
+-- Limit the time of every later statement of this transaction, and of its waits for locks.
 -- parameters: statement text, lock text (milliseconds)
 -- returns: the settings
 SELECT set_config('statement_timeout', %(statement)s, true), set_config('lock_timeout', %(lock)s, true)
@@ -66,7 +66,7 @@ FROM {{bulk_load}} AS load WHERE finished_at IS NULL GROUP BY subscriber_id
 SELECT kind, name, greatest(extract(epoch FROM now() - paused_at), 0)::float8 AS seconds FROM {{paused}} AS pause
 
 -- name: received_ages
--- How old the oldest message was of the last batches that workers at work have received lately, by subscriber.
+-- The age of the oldest message in the last batches that workers at work received recently, by subscriber.
 -- parameters: stale_after interval, recent interval
 -- returns: subscriber_id, seconds
 SELECT subscriber_id, greatest(extract(epoch FROM max(last_batch_at - oldest_sent_at)), 0)::float8 AS seconds
