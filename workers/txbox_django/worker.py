@@ -129,7 +129,7 @@ class OrmTransactions:
             return
         callbacks = getattr(self._local, "callbacks", [])
         self._local.transaction, self._local.callbacks = None, []
-        if not event.first:  # no handler ran in it: the callbacks are of an earlier transaction, which was rolled back
+        if not event.first:  # no handler has run in it: the callbacks are of an earlier one, which was rolled back
             return
         for callback in callbacks:
             try:

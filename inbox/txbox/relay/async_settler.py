@@ -85,7 +85,7 @@ class ClaimSettler:
         """Return whether a connection has ended: a server or network may end one that was idle for a while."""
         if not connection.invalidated and time.monotonic() - self._used_at > IDLE_SECONDS:
             try:
-                # A rollback may have discarded prepared statements (DEALLOCATE ALL): no lost connection.
+                # A rollback may have discarded prepared statements (DEALLOCATE ALL), which is not a lost connection.
                 run_steps(connection, [Step(Statement.of(SERVER.backend_pid, has_plan=False))])
             except Exception:  # noqa: BLE001 - the next connection shows what else is wrong, if anything
                 connection.invalidate()
@@ -112,7 +112,7 @@ class ClaimSettler:
 
     @property
     def answers(self) -> bool:
-        """Whether transactions can be committed, as far as is known, even empty ones."""
+        """Whether a transaction can be committed, as far as is known, even if only an empty one."""
         return self._outages == 0
 
     @property

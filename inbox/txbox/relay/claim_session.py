@@ -78,7 +78,7 @@ class ClaimSession:
         self.checked_at = began
 
     def end(self) -> None:
-        """Commit, which ends every claim, and return the connection to the pool."""
+        """Commit and return the connection to the pool. Call this only when nothing is claimed."""
         if self._begun:
             commit(self._connection, guarded=False)
         self._connection.close()

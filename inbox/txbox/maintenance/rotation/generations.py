@@ -269,7 +269,7 @@ class Generations:
         """Detach a closed generation from the inbox and drop it; return False if its lock could not be had.
 
         Args:
-            generation: its number. If rows of letters that wait are in it, it stays; all its other rows are gone.
+            generation: its number. If rows of letters that wait are in it, it stays; all its other rows go with it.
             closed_at: when it was closed, in microseconds since 1970; a younger generation of this number stays.
             tries: how often the lock is tried.
         """
