@@ -14,8 +14,6 @@ MOST_IDS = 10
 
 @dataclass(frozen=True, slots=True)
 class MessagesInHand:
-    """The messages being worked on, and for whom."""
-
     subscriber_id: str
     message_ids: tuple[str, ...]
 

@@ -126,7 +126,6 @@ class Horizons:
         return detail
 
     def without_window(self, connection: Connection, windows: Mapping[str, timedelta]) -> list[str]:
-        """Return the inbox's subscribers that have no window."""
         return [
             name for name in connection.exec_driver_sql(self._sql.inbox_subscribers).scalars() if name not in windows
         ]

@@ -80,8 +80,6 @@ class LeaseGone(Exception):
 
 
 class MaintenanceTransactions:
-    """The transactions of one maintainer."""
-
     def __init__(
         self,
         engine: Engine,
@@ -166,12 +164,10 @@ class MaintenanceTransactions:
         connection.exec_driver_sql(self._sql.progress, noted)
 
     def finish(self, task: str, seconds: float, detail: Mapping[str, Any] | None = None) -> None:
-        """Record that a task has run."""
         noted = {"task": task, "owner": self.owner, "seconds": seconds, "detail": json.dumps(detail or {})}
         self.run(lambda connection: connection.exec_driver_sql(self._sql.finish_task, noted))
 
     def fail(self, task: str, error: str) -> None:
-        """Record why a task was not done."""
         noted = {"task": task, "owner": self.owner, "error": error}
         self.run(lambda connection: connection.exec_driver_sql(self._sql.fail_task, noted))
 

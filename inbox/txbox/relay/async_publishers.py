@@ -82,7 +82,6 @@ class EventLoop:
             self._end_waiting()
 
     def cancel(self) -> None:
-        """Cancel all coroutines that were started."""
         self._call(self._cancel)
 
     def close(self) -> None:

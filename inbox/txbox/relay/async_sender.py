@@ -155,7 +155,6 @@ class AsyncSender:
         self._scheduler.wake()
 
     def _work(self) -> None:
-        """Wait for something to do, and do it."""
         self._taken = self._scheduler.take_async(self._room(), seconds=self._seconds())
         for delivery in _all_of(self._stuck):
             if delivery in self._deliveries and not delivery.lost:

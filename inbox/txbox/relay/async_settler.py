@@ -92,7 +92,6 @@ class ClaimSettler:
         return connection.invalidated
 
     def close(self) -> None:
-        """Return the connection to the pool."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

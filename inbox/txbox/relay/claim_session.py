@@ -95,8 +95,6 @@ class ClaimSession:
 
 @dataclass(slots=True, eq=False)
 class SendingClaim:
-    """A claim whose messages are being sent."""
-
     claim: Claim
     session: ClaimSession
     rows: Sequence[Row]

@@ -171,8 +171,6 @@ class OutboxPoller:
 
 
 class PausedDestination(NamedTuple):
-    """Who paused a destination, and why."""
-
     paused_by: str
     note: str | None
 
@@ -196,8 +194,6 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What a poll has found."""
-
     server: str = ""  # which run of which server answered; another one may have lost what was found before
     # The whole outbox was read, because it was asked for or another server run answered before: discard what was
     # found before.

@@ -177,7 +177,6 @@ class Scheduler:
             return self._share.wanted_senders
 
     def finish(self, claim: Claim, result: ClaimResult) -> DestinationChange:
-        """Take back a claim with its result."""
         with self._changed:
             self._pending.mark_unlocked(claim.lanes - result.locked)
             self._pending.mark_locked(result.locked, time.monotonic())

@@ -86,8 +86,6 @@ class RelayStatements(SqlFile, file="relay.sql"):
 
 @dataclass(slots=True)
 class ClaimResult:
-    """What came of a claim."""
-
     settlement: BatchSettlement = field(default_factory=BatchSettlement)  # what became of the messages
     fresh: dict[int, int] = field(default_factory=dict)  # lanes with more to send, each with the position to go on from
     due: set[int] = field(default_factory=set)  # lanes with held keys to try again at once

@@ -25,8 +25,6 @@ SHOWN_REJECTED = 10
 
 
 class LoadState(StrEnum):
-    """What has become of a bulk load."""
-
     RUNNING = "running"  # its heartbeat is recent
     STOPPED = "stopped"  # it has no heartbeat and no error: interrupted, or killed
     FAILED = "failed"  # its last attempt ended with an error
@@ -105,7 +103,6 @@ class BulkLoads:
     """The runs in the ledger of one database."""
 
     def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
-        """Store where the tables are, as for an inbox."""
         self._engine = engine
         self._sql = BulkLoadStatements.load(schema, prefix)
         self._staging = StagingCatalogue(schema, prefix)

@@ -33,12 +33,10 @@ class StagingCatalogue:
     """The staging tables beside the tables of one schema, under one prefix. Uses the caller's connection."""
 
     def __init__(self, schema: str | None, prefix: str) -> None:
-        """Store where the tables are, as for an inbox."""
         self._sql = StagingCatalogueStatements.load(schema, prefix)
         self._start = f"{prefix}bulk_load_staging_"
 
     def name(self, run_id: str, attempt: int) -> str:
-        """Return the name of the staging table of a run's attempt."""
         return f"{self._start}{run_id}_{attempt}"
 
     def schema(self, connection: Connection) -> str:
@@ -46,7 +44,6 @@ class StagingCatalogue:
         return str(connection.exec_driver_sql(self._sql.schema_of_tables).scalar_one()).replace("%", "%%")
 
     def of_run(self, connection: Connection, run_id: str) -> list[str]:
-        """Return the staging tables of all attempts of a run."""
         pattern = f"^{re.escape(self._start)}{run_id}_[0-9]+$"
         return list(connection.exec_driver_sql(self._sql.of_run, {"pattern": pattern}).scalars())
 

@@ -17,8 +17,6 @@ ROTATION_TRIES = 5
 
 
 class Rotator:
-    """Rotates the inbox of a maintainer, by its windows."""
-
     def __init__(
         self,
         engine: Engine,

@@ -129,8 +129,6 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class FiguresReader:
-    """Reads the figures of one database."""
-
     def __init__(self, engine: Engine, schema: str | None, prefix: str, limit_seconds: float = LIMIT_SECONDS) -> None:
         self._engine = adopt(engine)
         self._limit_seconds = limit_seconds

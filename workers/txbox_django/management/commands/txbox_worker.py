@@ -11,8 +11,6 @@ from txbox.service import Service
 
 
 class Command(BaseCommand):
-    """Runs a worker or a relay until it is stopped."""
-
     help = "Run a txbox worker, or a relay, until SIGTERM or Ctrl-C; what is under way is finished first."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
