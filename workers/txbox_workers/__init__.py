@@ -1,1 +1,1 @@
-"""Workers: they take messages from a source, and process each once through an inbox or a ledger."""
+"""Workers take messages from a source and process each of them once, through an inbox or a ledger."""

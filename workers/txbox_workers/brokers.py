@@ -1,12 +1,12 @@
-"""Brokers by scheme: what commands and the dashboard ask of a queue, whichever package knows it.
+"""Find a queue's broker by its scheme: what the commands and the dashboard ask of a queue, whichever package knows it.
 
-A queue is named as destinations are, ``scheme:rest``; a URL is that of an SQS queue, whose scheme is ``sqs``. A package
-offers its broker as an entry point, in its ``pyproject.toml``::
+A queue is named like a destination, ``scheme:rest``. A URL names an SQS queue; its scheme is ``sqs``. A package offers
+its broker as an entry point in its ``pyproject.toml``::
 
     [project.entry-points."txbox.brokers"]
     dir = "directory_broker:DirectoryBroker"
 
-It is imported when a queue of its scheme is named, and not before.
+The entry point is imported only when a queue of its scheme is named.
 """
 
 import re
@@ -25,45 +25,46 @@ if TYPE_CHECKING:
 __all__ = ["GROUP", "Broker", "Queue", "broker_entry", "broker_of", "letter_sender", "scheme"]
 
 GROUP = "txbox.brokers"
-"""Of the entry points."""
+"""The group of the entry points."""
 
 
 class Queue(Protocol):
-    """One queue, seen by its operators. One thread uses it at a time.
+    """A queue as its operators see it. One thread uses it at a time.
 
-    Each method but ``close`` raises ``txbox.BrokerError`` when the broker cannot be reached or refuses.
+    Every method but ``close`` raises ``txbox.BrokerError`` if the broker cannot be reached or refuses.
     """
 
     def backlog(self) -> Mapping[str, int]:
-        """Return how many messages it holds, about, by their state: ``waiting``, ``delivered``, ``delayed``."""
+        """Return about how many messages the queue holds, by state: ``waiting``, ``delivered``, ``delayed``."""
 
     def send_back(self, letter: DeadLetter) -> None:
-        """Send a dead letter's message to this queue, under the id and with the key and headers that it had."""
+        """Send a dead letter's message to this queue with its original id, key and headers."""
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close the connections."""
 
 
 class Broker(Protocol):
-    """What an entry point names, a class without arguments mostly: a package's queues of one scheme."""
+    """The queues of one scheme in one package. The entry point names it, usually a class without arguments."""
 
     def queue(self, name: str) -> Queue:
-        """Return a queue by its whole name, ``dir:/var/spool/purchases``; nothing is connected yet.
+        """Return a queue by its full name, such as ``dir:/var/spool/purchases``. It does not connect yet.
 
         Raises:
-            InvalidConfiguration: it is not the name of a queue.
+            InvalidConfiguration: this is not the name of a queue.
         """
 
     def publishers(self) -> "Mapping[str, Publisher | AsyncPublisher]":
-        """Return what sends to this broker, by the scheme of its destinations: `txbox relay` takes all there are."""
+        """Return the publishers for this broker, by the scheme of their destinations. `txbox relay` uses them all."""
 
     def worker(self, queue: str, *, visibility_seconds: int | None, **options: "Unpack[WorkerOptions]") -> "Worker":
-        """Make a worker of a queue.
+        """Return a worker for a queue.
 
         Args:
-            queue: its whole name.
-            visibility_seconds: how long a killed worker's messages wait for another; None: the broker's default.
-            options: those of every worker.
+            queue: its full name.
+            visibility_seconds: how long a killed worker's messages wait for another worker; None uses the broker's
+                default.
+            options: the options of every worker.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -74,7 +75,7 @@ def scheme(queue: str) -> str:
     """Return the scheme of a queue's name.
 
     Raises:
-        InvalidConfiguration: it has none.
+        InvalidConfiguration: the name has no scheme.
     """
     found = re.match(r"([a-z][a-z0-9+.-]*):\S", queue)
     if found is None:
@@ -83,17 +84,17 @@ def scheme(queue: str) -> str:
 
 
 def broker_of(queue: str) -> Broker:
-    """Return the broker that has a queue, of the package that offers its scheme.
+    """Return the broker that has this queue, from the package that offers its scheme.
 
     Raises:
         InvalidConfiguration: no installed package offers it.
-        ExtraMissing: the package is there, and what it needs is not.
+        ExtraMissing: the package is installed, but something it needs is not.
     """
     return cast("Broker", broker_entry(queue).load()())
 
 
 def broker_entry(queue: str) -> EntryPoint:
-    """Return the entry point of a queue's broker, and import nothing; raises ``InvalidConfiguration`` if none is."""
+    """Return the entry point of a queue's broker without importing it. Raise ``InvalidConfiguration`` if none fits."""
     name = scheme(queue)
     found = entry_points(group=GROUP)
     for entry in found.select(name=name):
@@ -104,7 +105,7 @@ def broker_entry(queue: str) -> EntryPoint:
 
 @contextmanager
 def letter_sender(queue: str | None = None) -> Iterator[Callable[[DeadLetter], None]]:
-    """Give a function that sends letters back to their own queues, or to this one; it opens each queue once."""
+    """Yield a function that sends letters back to their own queues, or all to ``queue``. It opens each queue once."""
     with ExitStack() as opened:
         queues: dict[str, Queue] = {}
 

@@ -1,11 +1,11 @@
-"""The spans of a consumer: of what it receives, processes, and settles.
+"""The tracing spans of a consumer: for receiving, processing and settling messages.
 
-A worker's poll that has brought messages is a span, and what becomes of them is within it. If that span is not
-recorded, as most are where a sampler takes one in ten, no others are asked for: each costs 20 us for nothing.
+A worker's poll that brings messages is a span, and everything that happens to them is inside it. If the sampler drops
+that span, as most do when it keeps one in ten, no other spans are created: each would cost 20 us for nothing.
 
-There is a span for each message, or one for all that a batch handler is given. It begins when its message is begun, and
-ends with its outcome, which it says unless the message is processed; a transaction that is run again is an event on it.
-A message that was recognised without a handler's run has a span of no length.
+Each message has a span, or all messages given to a batch handler share one. A span begins when its message's processing
+begins and ends with the outcome, which is an attribute unless the message is processed. A transaction that runs again
+is an event on the span. A message recognised without running a handler gets a span of no length.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,15 +27,15 @@ class ConsumerSpans:
         self._tracing = tracing
         self._source = source
         self._subscriber_id = subscriber_id
-        # Made here, and not for the module: a thread may work for several consumers, one after the other.
+        # Not at module level: a thread may work for several consumers, one after the other.
         self._recorded: ContextVar[bool] = ContextVar("txbox_recorded", default=True)
         self._spans: ContextVar[_BatchSpans | None] = ContextVar("txbox_spans", default=None)
 
     def received(self, deliveries: Sequence[Delivery], began_ns: int) -> AbstractContextManager[object]:
-        """Return what to enter while this thread works on what a poll has brought, which began then.
+        """Return a context for the work on what a poll brought; the poll began at ``began_ns``.
 
-        What becomes of it is within the poll's span, until the thread's next poll. Polls that bring nothing have none:
-        they would be most of all spans, and say nothing.
+        What this thread does until its next poll is inside the poll's span. Polls that bring nothing have no span: they
+        would be most of all spans, and say nothing.
         """
         if not self._tracing.enabled:
             return NO_SPAN.current()
@@ -45,11 +45,11 @@ class ConsumerSpans:
         return span.current()
 
     def resume(self, recorded: bool) -> None:
-        """This thread settles what others have processed; whether spans are wanted of that."""
+        """Set whether this thread records spans while it settles what others have processed."""
         self._recorded.set(recorded)
 
     def settling(self, name: str, deliveries: Sequence[Delivery]) -> AbstractContextManager[object]:
-        """Return what to enter while deliveries are acked or handed back, as the name says."""
+        """Return a context for acking or handing back deliveries; ``name`` says which."""
         return self._settling(name, deliveries) if self.recorded else NO_SPAN.current()
 
     @contextmanager
@@ -64,9 +64,9 @@ class ConsumerSpans:
         span.end()
 
     def batch(self) -> AbstractContextManager[object]:
-        """Return what to enter while this thread processes a batch.
+        """Return a context for processing a batch in this thread.
 
-        What has no outcome at the end has ended with the error.
+        Spans without an outcome at the end take the error that ended the batch.
         """
         return self._batch() if self.recorded else NO_SPAN.current()
 
@@ -85,7 +85,7 @@ class ConsumerSpans:
                 span.end(None if error is None else error_type(error), {OUTCOME: Outcome.IN_FLIGHT.value})
 
     def handled(self, delivery: Delivery) -> AbstractContextManager[object]:
-        """Return what makes the span of a message the current one, while entered."""
+        """Return a context in which the message's span is the current one."""
         if not self.recorded:
             return NO_SPAN.current()
         mine = self._mine()
@@ -95,7 +95,7 @@ class ConsumerSpans:
         return span.current()
 
     def handled_together(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[object]:
-        """Return what makes the span of these messages the current one, while entered; for a batch handler."""
+        """Return a context in which the span of a batch handler's messages is the current one."""
         if not self.recorded:
             return NO_SPAN.current()
         mine = self._mine()
@@ -107,13 +107,13 @@ class ConsumerSpans:
         return mine.together.current()
 
     def retried(self, attributes: Mapping[str, str | int]) -> None:
-        """Note on the open spans of this thread that the database has rolled their transaction back."""
+        """Add an event to this thread's open spans: the database has rolled their transaction back."""
         if self.recorded:
             for span in self._mine().all():
                 span.event(RETRY_EVENT, attributes)
 
     def failed_together(self, error: BaseException) -> None:
-        """Note that a batch was rolled back, and that its messages are processed singly."""
+        """Record that a batch was rolled back and that its messages are now processed singly."""
         if not self.recorded:
             return
         mine = self._mine()
@@ -125,7 +125,6 @@ class ConsumerSpans:
                 span.event("txbox.batch_rolled_back", {"error.type": error_type(error)})
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
-        """End the spans of messages that have an outcome."""
         if not self.recorded:
             return
         mine = self._mine()
@@ -135,9 +134,9 @@ class ConsumerSpans:
             span = mine.single.pop(receipt, None)
             if span is None:
                 if receipt in receipts and outcome is Outcome.PROCESSED:
-                    continue  # in the span of the batch
+                    continue  # its span is the batch's
                 if outcome is Outcome.IN_FLIGHT and settlement.error is None:
-                    continue  # not begun
+                    continue  # it was never begun
                 span = self._begin(Operation.PROCESS, [settlement.delivery], batch=False)
             span.end(_failure(settlement), None if outcome is Outcome.PROCESSED else {OUTCOME: outcome.value})
         if together is not None and any(settlement.delivery.receipt in receipts for settlement in settlements):
@@ -166,7 +165,7 @@ class ConsumerSpans:
 
     @property
     def recorded(self) -> bool:
-        """Whether spans are wanted: not within a poll's that is not recorded."""
+        """Whether spans are wanted: tracing is on, and the poll's own span is recorded."""
         return self._tracing.enabled and self._recorded.get()
 
     def _mine(self) -> "_BatchSpans":
@@ -178,19 +177,17 @@ class ConsumerSpans:
 
 
 class _BatchSpans:
-    """The open spans of one batch."""
-
     def __init__(self) -> None:
         self.single: dict[str, Span] = {}  # by the receipt of the delivery
-        self.together: Span | None = None  # of what a batch handler was given
-        self.receipts: set[str] = set()  # of the deliveries in that one
+        self.together: Span | None = None  # for what a batch handler was given
+        self.receipts: set[str] = set()  # the deliveries in ``together``
 
     def all(self) -> list[Span]:
         return [*self.single.values(), *([] if self.together is None else [self.together])]
 
 
 def _failure(settlement: Settlement) -> str | None:
-    """Return what ``error.type`` is to be; None if the message has not failed."""
+    """Return the value of ``error.type``; None if the message has not failed."""
     if settlement.outcome in _NO_FAILURES:
         return None
     if settlement.error is not None:

@@ -1,4 +1,4 @@
-"""What a handler has to be, and what it is given of a message by its annotations: the message, or its body by its type.
+"""Check handlers, and choose what they are given of a message by their annotations: the message, or its body as a type.
 
 ::
 
@@ -7,7 +7,7 @@
     handler(session, purchase: Purchase, message: Message)     both
     batch_handler(session, purchases: Sequence[Purchase])      and here ``messages: Sequence[Message]`` as well
 
-Reading is apart from calling: what a body is read as is a matter of the message, and may be malformed.
+Reading is separate from calling: it depends on the message alone, which may be malformed.
 """
 
 import functools
@@ -28,21 +28,21 @@ from txbox.messages.message_type import plain_type
 
 
 class HandlerWithLease(Protocol):
-    """handler(session, message, lease=…), beside an inbox with a ledger."""
+    """``handler(session, message, lease=…)``, for an inbox with a ledger."""
 
     def __call__(self, session: Any, message: Any, /, *, lease: Lease) -> object:
-        """Apply one message in the session's transaction, under a lease; raise to have it rolled back."""
+        """Apply one message in the session's transaction, under a lease; raise to roll it back."""
 
 
 class HandlerWithMessageAndLease(Protocol):
-    """handler(session, purchase, message, lease=…), beside an inbox with a ledger."""
+    """``handler(session, purchase, message, lease=…)``, for an inbox with a ledger."""
 
     def __call__(self, session: Any, value: Any, message: Message, /, *, lease: Lease) -> object:
-        """Apply one message in the session's transaction, under a lease; raise to have it rolled back."""
+        """Apply one message in the session's transaction, under a lease; raise to roll it back."""
 
 
 class LedgerHandlerWithLease(Protocol):
-    """handler(message, lease=…), with a ledger alone."""
+    """``handler(message, lease=…)``, for a ledger alone."""
 
     def __call__(self, message: Any, /, *, lease: Lease) -> object:
         """Do the work of one message; raise if it failed."""
@@ -56,26 +56,26 @@ Handler = (
     | HandlerWithMessageAndLease
     | LedgerHandlerWithLease
 )
-"""handler(session, message): applies one message in the session's transaction; raises to have it rolled back. With a
-ledger alone, handler(message). With a ledger, one that names a parameter ``lease`` is given it. In place of the
-message, an object of the message type with which the parameter is annotated; and the message behind it."""
+"""``handler(session, message)`` applies one message in the session's transaction and raises to roll it back. With a
+ledger alone it is ``handler(message)``. With a ledger, a parameter named ``lease`` receives the lease. A parameter
+annotated with a message type receives the body as that type, and may be followed by one for the message."""
 
 BatchHandler = Callable[[Any, list[Any]], object] | Callable[[Any, list[Any], list[Message]], object]
-"""batch_handler(session, messages): applies all the messages that are first, in one transaction. In place of messages,
-objects of a message type; and the messages behind them."""
+"""``batch_handler(session, messages)`` applies all messages that are first, in one transaction. A parameter annotated
+with a message type receives the bodies as that type, and may be followed by one for the messages."""
 
 
 class SessionFactory(Protocol):
-    """Makes the session that a handler is given: ``Session`` itself, a subclass, or a ``sessionmaker``."""
+    """Makes the session for a handler: ``Session`` itself, a subclass, or a ``sessionmaker``."""
 
     def __call__(self, *, bind: Connection, join_transaction_mode: Any) -> Session:
-        """Make a session that works in the transaction of this connection."""
+        """Return a session that works in this connection's transaction."""
 
 
 def refuse_unfinishable(handler: Any, name: str, instead: str = "call asyncio.run(…) in a plain function") -> None:
-    """Refuse, with ``InvalidConfiguration``, what is no function, or would return before it has run.
+    """Raise ``InvalidConfiguration`` if ``handler`` is not a function, or would return before it has run.
 
-    ``name`` is that of the argument; ``instead`` says what to do with a coroutine function.
+    ``name`` is the argument's name; ``instead`` says what to do with a coroutine function.
     """
     if not callable(handler):
         raise InvalidConfiguration(f"{name} must be a function, not {type(handler).__name__}")
@@ -88,10 +88,10 @@ def refuse_unfinishable(handler: Any, name: str, instead: str = "call asyncio.ru
 
 
 def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
-    """Refuse, with ``InvalidConfiguration``, what cannot be called as it will be, or would return before it has run.
+    """Raise ``InvalidConfiguration`` if ``handler`` cannot be called as needed, or would return before it has run.
 
-    ``name`` is that of the argument, and ``wanted`` says how it is called, such as ``session, message``. With a
-    ``ledger`` there is a lease for a handler that names it.
+    ``name`` is the argument's name, and ``wanted`` shows the call, such as ``session, message``. With a ``ledger``, a
+    handler may also have a parameter ``lease``.
     """
     refuse_unfinishable(handler, name)
     signature = signature_of(handler)
@@ -110,28 +110,28 @@ def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MessageArguments:
-    """Reads messages, and makes a handler's arguments of what was read.
+    """Reads messages and makes the handler's arguments from the result.
 
     Attributes:
-        message_type: what bodies are read as; None: the handler takes the messages themselves.
-        with_message: it takes them beside that.
+        message_type: what bodies are read as; None if the handler takes the messages themselves.
+        with_message: the handler takes the message as well.
     """
 
     message_type: MessageType | None = None
     with_message: bool = False
 
     def read(self, message: Message) -> tuple[Any, ...]:
-        """Read a message, and return a handler's arguments; raises ``MalformedMessage``."""
+        """Read a message and return the handler's arguments; raise ``MalformedMessage`` if it cannot be read."""
         return self.of_one(message, {} if self.message_type is None else {message.id: self.message_type.read(message)})
 
     def of_one(self, message: Message, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments of a handler; ``values`` are what was read, by message id."""
+        """Return a handler's arguments; ``values`` has what was read, by message id."""
         if self.message_type is None:
             return (message,)
         return (values[message.id], message) if self.with_message else (values[message.id],)
 
     def of_many(self, messages: Sequence[Message], values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments of a handler of batches."""
+        """Return a batch handler's arguments."""
         if self.message_type is None:
             return (messages,)
         read = [values[message.id] for message in messages]
@@ -139,9 +139,9 @@ class MessageArguments:
 
 
 def takes_both(handler: Any, *, after: int, batches: bool = False) -> bool:
-    """Return whether a handler has a parameter for the message behind the one for what is read of it.
+    """Return whether a handler takes the message as well, in the parameter after the one for what is read of it.
 
-    Arguments are those of ``message_arguments``, which says whether there is something to be read.
+    The arguments are those of ``message_arguments``, which says whether anything is read at all.
     """
     parameters = _positional(handler)
     if len(parameters) <= after + 1 or parameters[after + 1].name == "lease":
@@ -158,12 +158,12 @@ def message_arguments(handler: Any, name: str, *, after: int, batches: bool = Fa
 
     Args:
         handler: the function.
-        name: of the argument, for errors.
-        after: how many parameters come before the message: 1 is the session's.
-        batches: it is a handler of batches.
+        name: the argument's name, for errors.
+        after: how many parameters come before the message: 1 if the handler takes a session.
+        batches: it is a batch handler.
 
     Raises:
-        InvalidConfiguration: an annotation is no message type, or its name is not defined when the program runs.
+        InvalidConfiguration: an annotation is not a message type, or its name is not defined at run time.
     """
     parameters = _positional(handler)
     if len(parameters) <= after:
@@ -189,7 +189,7 @@ def _positional(handler: Any) -> list[inspect.Parameter]:
 
 
 def _item(annotation: Any) -> Any:
-    """Return the type of a batch's items, by the annotation of the batch."""
+    """Return the type of a batch's items, from the batch's annotation."""
     while hasattr(annotation, "__value__"):  # type Purchases = Sequence[Purchase]
         annotation = annotation.__value__
     parts = get_args(annotation)
@@ -204,7 +204,7 @@ def _item(annotation: Any) -> Any:
 
 
 def _annotation(handler: Any, parameter: inspect.Parameter) -> Any:
-    """Return a parameter's annotation, with the names in it looked up where the function is."""
+    """Return a parameter's annotation, with its names looked up in the function's module."""
 
     def holder() -> None: ...
 
@@ -215,7 +215,7 @@ def _annotation(handler: Any, parameter: inspect.Parameter) -> Any:
     except NameError as error:
         written = _FORWARD_REF.sub(r"\g<name>", str(parameter.annotation))
         if _MESSAGE_BY_NAME.fullmatch(written):
-            return Message  # imported for the type checker only, as it may be
+            return Message  # it may be imported for the type checker only
         raise InvalidConfiguration(
             f"its annotation {written!r} cannot be looked up ({error}); import it also at run time, and "
             "not only under TYPE_CHECKING, or define it outside of functions"
@@ -225,7 +225,7 @@ def _annotation(handler: Any, parameter: inspect.Parameter) -> Any:
 
 
 def _function_of(handler: Any) -> Any:
-    """Return the function that the annotations are of, below decorators and what is bound."""
+    """Return the function that has the annotations, below decorators and bound methods."""
     while True:
         if isinstance(handler, functools.partial):
             handler = handler.func
@@ -240,7 +240,7 @@ def _function_of(handler: Any) -> Any:
 
 
 _FORWARD_REF = re.compile(r"""(?:ForwardRef\()?(?P<quote>['"])(?P<name>[^'"]*)(?P=quote)(?:[^()]*\))?""")
-"""A name, as the annotation has it that could not be looked up: quoted, or as a ``ForwardRef``."""
+"""The name in an annotation that could not be looked up: quoted, or a ``ForwardRef``."""
 
 _MESSAGE_BY_NAME = re.compile(r"(?:[\w.]+\[)?(?:txbox\.)?Message\]?")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -1,4 +1,4 @@
-"""A source in memory: for tests of a host's handlers, and for measuring a worker without a broker."""
+"""A source in memory: for testing a host's handlers and for measuring a worker without a broker."""
 
 import heapq
 import itertools
@@ -16,7 +16,7 @@ __all__ = ["MemorySource"]
 
 
 class MemorySource:
-    """Delivers messages from memory, at least once: what is handed back comes again, what is acked does not."""
+    """Delivers messages from memory, at least once. What is handed back comes again; what is acked does not."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class MemorySource:
 
     @property
     def visibility_seconds(self) -> float | None:
-        """None: a delivery is the worker's until it is settled."""
+        """Always None: a delivery belongs to the worker until it is settled."""
         return None
 
     def send(self, message: Message) -> None:
@@ -70,16 +70,16 @@ class MemorySource:
         """Wait until every message is acked.
 
         Args:
-            timeout: seconds to wait for it.
+            timeout: how long to wait, in seconds.
 
         Returns:
-            Whether it happened in time.
+            Whether that happened in time.
         """
         with self._condition:
             return self._condition.wait_for(lambda: not (self._ready or self._delayed or self._taken), timeout=timeout)
 
     def open(self) -> None:
-        """Nothing to check."""
+        """Do nothing: there is nothing to check."""
 
     def receive(self) -> Sequence[Delivery]:
         """Return the next deliveries, in order."""
@@ -101,7 +101,7 @@ class MemorySource:
             return acked
 
     def hand_back(self, settlements: Sequence[Settlement]) -> None:
-        """Deliver again, after the settlement's delay."""
+        """Deliver again after each settlement's delay."""
         with self._condition:
             for settlement in settlements:
                 delivery = self._taken.pop(settlement.delivery.receipt, None)
@@ -112,11 +112,11 @@ class MemorySource:
             self._condition.notify_all()
 
     def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:  # noqa: ARG002 - protocol
-        """Nothing to extend."""
+        """Do nothing: deliveries do not expire."""
         return {}
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def _promote(self) -> None:
         now = time.monotonic()

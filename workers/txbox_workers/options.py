@@ -1,7 +1,7 @@
 """The options of ``Worker``, ``SqsWorker`` and Lambda's ``sqs_handler``: listed, documented and validated once.
 
-The first two classes type the keyword arguments; the third one holds their defaults and ranges, and what the command
-line says of them, and refuses what cannot work. A test compares them.
+The first two classes type the keyword arguments. The third holds their defaults and ranges and their texts for the
+command line, and refuses what cannot work. A test compares them.
 """
 
 import inspect
@@ -39,14 +39,14 @@ __all__ = ["MAX_ATTEMPTS", "ProcessingOptions", "WorkerOptions"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 MAX_ATTEMPTS = 10
-"""With the default backoff, 4 to 9 minutes from a message's first failure to its dead letter."""
+"""With the default backoff, a message becomes a dead letter 4 to 9 minutes after its first failure."""
 
 BATCH_SIZE = 10
-"""Messages of a transaction: what SQS gives in one call."""
+"""Messages per transaction: as many as SQS gives in one call."""
 
 MAX_BATCH_SIZE = 1_000
 MAX_PREFETCH = 10_000
-"""Half of what SQS lets be in flight in a FIFO queue."""
+"""Half of what SQS allows in flight in a FIFO queue."""
 
 MAX_GATHER_SECONDS = 10
 
@@ -55,36 +55,39 @@ class ProcessingOptions(TypedDict, total=False):
     """How messages are processed: keyword arguments of ``Worker``, ``SqsWorker`` and ``sqs_handler``.
 
     Attributes:
-        inbox: what the subscriber has processed; its tables are in the engine's database. Dead letters are kept in the
-            same schema.
-        ledger: in its place, for a handler whose effects no transaction covers: leases. Beside it, for one that has
-            both kinds: its transactions are recorded in the inbox, and no two workers run it at the same time.
+        inbox: records what the subscriber has processed; its tables are in the engine's database. Dead letters are kept
+            in the same schema.
+        ledger: instead of an inbox, for a handler whose effects no transaction covers: it works under leases. Beside an
+            inbox, for a handler with both kinds of effects: its transactions are recorded in the inbox, and no two
+            workers run it at the same time.
         engine: the database of the inbox and of the handler's effects.
-        dead_letters: with a ledger alone: where dead letters are kept. None: they are left to the broker's own redrive
+        dead_letters: with a ledger alone: where dead letters are kept. None leaves them to the broker's own redrive
             policy.
-        handler: ``handler(session, message)``, called for each message that comes for the first time. It works in the
-            transaction that records the message, leaves commit and rollback alone, and raises to fail. With a ledger
-            alone, ``handler(message)``. With a ledger, one that names a parameter ``lease`` is given it. Where the
-            message's parameter is annotated with a message type, such as ``purchase: Purchase``, it is given the body
-            as that, and the message in a further parameter that is annotated with ``Message``.
-        batch_handler: ``batch_handler(session, messages)``, in its place: one call for all the first-timers of a batch.
-            Faster by far where the effect is one set-based statement. Also ``purchases: Sequence[Purchase]``.
-        effect: in place of a handler, statements of SQL over the messages that come for the first time: a
-            ``txbox.SqlEffect``, which a bulk load takes too. The fastest way.
-        transactions: "batch" (the default): one transaction for a batch, and one for each message only when something
-            in it fails. "message": always one for each. In Lambda, better for handlers of many seconds: a time-out
-            undoes only one of them.
+        handler: ``handler(session, message)``, called for each message that is first. It works in the transaction that
+            records the message, leaves commit and rollback alone, and raises to fail. With a ledger alone, it is
+            ``handler(message)``. With a ledger, a parameter named ``lease`` receives the lease. If the message's
+            parameter is annotated with a message type, such as ``purchase: Purchase``, it receives the body as that
+            type, and a further parameter annotated with ``Message`` receives the message.
+        batch_handler: ``batch_handler(session, messages)``, instead of a handler: one call for all messages of a batch
+            that are first. Much faster where the effect is one set-based statement. It may also take ``purchases:
+            Sequence[Purchase]``.
+        effect: instead of a handler: SQL statements over the messages that are first, as a ``txbox.SqlEffect``, which a
+            bulk load also takes. The fastest way.
+        transactions: "batch" (the default) uses one transaction for a batch, and one for each message only when
+            something in the batch fails. "message" always uses one for each message. In Lambda, that is better for
+            handlers that take many seconds: a time-out undoes only one of them.
         max_attempts: failed attempts after which a message is parked as a dead letter; ``MAX_ATTEMPTS`` by default.
-            None leaves that to the broker's own redrive policy, whose maxReceiveCount should be greater otherwise.
-            With 1 there are no batches: each attempt is counted before it is made.
-        ordered: keep the order of each key, also over dead letters: a message whose FIFO group, or else ``key`` header,
-            has a letter before it is parked behind that one, and not run. With an inbox, without a ledger.
-        session_factory: makes the handler's session: ``Session`` (the default), a subclass, or a ``sessionmaker``. It
-            works on the worker's connection, whatever engine it has by itself; one that is not ``engine`` is refused.
-        lease_seconds: how long the ledger keeps a message for a process that has died, ``LEASE_SECONDS`` by default;
-            while one lives, the lease is renewed. In Lambda, never beyond the invocation's end.
-        fingerprint: have the ledger refuse an id that comes again with another body.
-        hooks: called with every event, which is logged in any case.
+            None leaves that to the broker's own redrive policy; otherwise its maxReceiveCount should be greater. With 1
+            there are no batches: each attempt is counted before it is made.
+        ordered: keep the order of each key, even past dead letters: a message is parked and not run if an earlier
+            message with the same FIFO group, or else the same ``key`` header, is a dead letter. Needs an inbox and no
+            ledger.
+        session_factory: makes the handler's session: ``Session`` (the default), a subclass, or a ``sessionmaker``. The
+            session works on the worker's connection, whatever its own bind; a bind other than ``engine`` is refused.
+        lease_seconds: how long the ledger keeps a message for a process that has died, ``LEASE_SECONDS`` by default. A
+            living process renews its lease. In Lambda, a lease never outlasts the invocation.
+        fingerprint: make the ledger refuse an id that comes again with another body.
+        hooks: called with every event; events are logged in any case.
         tracing: makes spans, such as ``txbox.instrumentation.opentelemetry_tracing.OpenTelemetryTracing()``; none by
             default.
     """
@@ -107,23 +110,23 @@ class ProcessingOptions(TypedDict, total=False):
 
 
 class WorkerOptions(ProcessingOptions, total=False):
-    """What a ``Worker`` takes beside that.
+    """The further options of a ``Worker``.
 
     Attributes:
-        threads: polling threads, 1 by default; each needs a connection of the engine's pool, and a ledger in Postgres
-            with the same engine one more, for renewals.
-        prefetch: deliveries that are received ahead of processing and not settled yet, at most; 0, the default: each
-            thread receives, processes and settles one after the other. With it, up to 8 calls of the source receive
-            and 8 settle at the same time, which is what a broker needs that answers after 10 ms or more. It is as many
-            as are settled in a quarter of the visibility where that is less. 10 to 10,000.
-        batch_size: messages of one transaction, 10 by default; 1 to 1,000 with ``prefetch``. Without it, what one
-            receive brings.
-        gather_seconds: with ``prefetch``: how long fewer messages than that wait for others; 0 by default: a thread
-            that is free takes what there is.
+        threads: polling threads, 1 by default. Each needs a connection of the engine's pool; a ledger in Postgres with
+            the same engine needs one more, for renewals.
+        prefetch: how many deliveries are received ahead and not settled yet, at most: 10 to 10,000. With 0, the
+            default, each thread receives, processes and settles in turn. With prefetch, up to 8 calls of the source
+            receive and 8 settle at the same time, which a broker needs that answers after 10 ms or more. The limit is
+            lower if fewer deliveries are settled in a quarter of the visibility.
+        batch_size: messages per transaction, 10 by default; 1 to 1,000 with ``prefetch``. Without it, a batch is what
+            one receive brings.
+        gather_seconds: with ``prefetch``: how long a batch that is not full waits for more messages. By default 0: a
+            free thread takes what is there.
         backoff: the delay before a failed message is delivered again, by attempt; ``Backoff()`` by default.
-        transaction_seconds: how long a handler's transaction may take; then the server ends it, so that its locks do
-            not outlast a worker that is stopped in it, and the message has failed. By default four times the
-            visibility of the source, and at least a minute. ``math.inf``: no limit.
+        transaction_seconds: how long a handler's transaction may take. After that the server ends it, so that its locks
+            do not outlast a worker that is stopped in it, and the message has failed. By default four times the
+            source's visibility, and at least a minute. ``math.inf`` means no limit.
     """
 
     threads: int
@@ -135,19 +138,19 @@ class WorkerOptions(ProcessingOptions, total=False):
 
 
 def _ranged(default: Any, text: str, least: float, most: float | None = None) -> Any:
-    """Return a field with its range, and what the command line says of it."""
+    """Return a field with its range and its text for the command line."""
     return field(default=default, metadata={"text": text, "least": least, "most": most})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidOptions:
-    """Options that can work, with their defaults; the fields are those of ``WorkerOptions``.
+    """Options that can work, with their defaults. The fields are those of ``WorkerOptions``.
 
     Raises:
         InvalidConfiguration: when made, if something cannot work.
     """
 
-    of: str  # what they are given to, for errors
+    of: str  # what was given the options, for errors
     inbox: Inbox | None = None
     ledger: Ledger | None = None
     engine: Engine | None = None
@@ -283,14 +286,14 @@ class ValidOptions:
 
     @property
     def report_place(self) -> ReportPlace | None:
-        """Where a worker reports: beside its inbox, or else where its dead letters are; None: nowhere."""
+        """Where a worker reports: beside its inbox, or else beside its dead letters; None if there is no such place."""
         if self.inbox is not None and self.engine is not None:
             return ReportPlace(self.engine, self.inbox.schema, self.inbox.prefix)
         letters = self.dead_letters
         return None if letters is None else ReportPlace(letters.engine, letters.schema, letters.prefix)
 
     def limit_seconds(self, visibility_seconds: float | None) -> float | None:
-        """Return how long a transaction may take, by the visibility of the source; None: no limit."""
+        """Return how long a transaction may take, given the source's visibility; None means no limit."""
         seconds = self.transaction_seconds
         if seconds is None:
             return max(TRANSACTION_VISIBILITIES * (visibility_seconds or 0.0), TRANSACTION_SECONDS)
@@ -298,7 +301,7 @@ class ValidOptions:
 
 
 def valid_options(of: str, options_type: type, options: Mapping[str, Any]) -> ValidOptions:
-    """Validate keyword arguments of a function or class, whose name is ``of``, by the class that types them.
+    """Return validated keyword arguments of ``of``, a function or class; ``options_type`` is the class that types them.
 
     Raises:
         TypeError: there is no such option.
@@ -311,9 +314,9 @@ def valid_options(of: str, options_type: type, options: Mapping[str, Any]) -> Va
 
 
 def lists_options(options_type: type, **others: Any) -> Callable[[_Function], _Function]:
-    """Have ``help`` and ``inspect.signature`` list a function's ``**options`` one by one, with their defaults.
+    """Make ``help`` and ``inspect.signature`` list a function's ``**options`` one by one, with their defaults.
 
-    ``others`` are defaults that are not those of ``ValidOptions``.
+    ``others`` are the defaults that differ from ``ValidOptions``.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -332,4 +335,4 @@ def lists_options(options_type: type, **others: Any) -> Callable[[_Function], _F
 
 TRANSACTION_VISIBILITIES = 4
 TRANSACTION_SECONDS = 60.0
-"""How long a handler's transaction may take: so many times the visibility of its source, and at least so long."""
+"""The default limit of a handler's transaction: this many times its source's visibility, and at least this long."""

@@ -1,4 +1,4 @@
-"""A worker whose handlers are coroutines: many of them at once on one event loop.
+"""A worker whose handlers are coroutines: many of them run at once on one event loop.
 
 ::
 
@@ -7,9 +7,9 @@
     event loop                                └──▶ task: processor, in a greenlet ── outcome ─────────┘
                                                       └── await handler(session, message)
 
-Everything but the handlers is the worker for functions: its processor runs in a greenlet, and gives the loop back while
-it waits for the database (``txbox.postgres.drivers.greenlets``). The broker's client is one for functions, and has its
-threads; so a handler that blocks the loop keeps no delivery from being extended.
+Everything but the handlers is shared with the worker for functions. Its processor runs in a greenlet and yields to the
+loop while it waits for the database (``txbox.postgres.drivers.greenlets``). The broker's client is synchronous and has
+threads of its own, so a handler that blocks the loop does not keep deliveries from being extended.
 """
 
 from txbox_workers.coroutines.options import (

@@ -1,4 +1,4 @@
-"""Batches as tasks of an event loop: given to it by one thread, and run there in greenlets."""
+"""Batches as tasks of an event loop: one thread hands them to the loop, which runs them in greenlets."""
 
 import asyncio
 import logging
@@ -17,11 +17,11 @@ from txbox_workers.polling.prefetching_poller import BatchConsumer, ReceivedBatc
 T = TypeVar("T")
 
 LOOK_SECONDS = 1.0
-"""Between looks at whether the loop is still there, while something runs on it."""
+"""How often a thread that waits for work on the loop checks that the loop is still open."""
 
 
 class LoopCalls:
-    """Has functions run on one event loop, each in a task and a greenlet of its own."""
+    """Runs functions on one event loop, each in its own task and greenlet."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -29,23 +29,23 @@ class LoopCalls:
         self._others: set[asyncio.Task[object]] = set()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take the loop; the coroutine that does must not wait in it for what it has called."""
+        """Set the loop. The coroutine that calls this must not wait for calls on the same loop."""
         self._loop = loop
 
     @property
     def has_ended(self) -> bool:
-        """Whether the loop is closed."""
         return self._loop is not None and self._loop.is_closed()
 
     def submit(self, batch: Callable[[], object], ended: Callable[[], object]) -> None:
-        """Have a batch run on the loop, from another thread, and ``ended`` be called there after it.
+        """Run a batch on the loop, from another thread; then call ``ended`` there.
 
-        Raises ``RuntimeError`` if the loop is closed; if it is closed before the batch ends, nothing is called.
+        Raises ``RuntimeError`` if the loop is closed. If the loop closes before the batch ends, ``ended`` is not
+        called.
         """
         self._bound.call_soon_threadsafe(self.begin, batch, ended)
 
     def begin(self, batch: Callable[[], object], ended: Callable[[], object]) -> None:
-        """Have a batch run on the loop, from there: as ``submit``."""
+        """Run a batch on the loop, like ``submit``, but called on the loop."""
         running = self._run(batch, self._batches)
         try:
             task = self._bound.create_task(running)
@@ -56,24 +56,24 @@ class LoopCalls:
         task.add_done_callback(lambda _: ended())
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run something short on the loop, from another thread, and return what it returns.
+        """Run something short on the loop, from another thread, and return its result.
 
-        Raises ``concurrent.futures.CancelledError`` if the loop ends before; and what the work raises.
+        Raises ``concurrent.futures.CancelledError`` if the loop ends first, and whatever ``work`` raises.
         """
         running = self._call(work)
         while not wait([running], LOOK_SECONDS).done:
-            if self.has_ended:  # without having looked at what was submitted, or in the middle of it
+            if self.has_ended:  # before it began what was submitted, or in the middle of it
                 raise CancelledError
         return running.result()
 
     def cancel_batches(self) -> None:
-        """Cancel the batches that run, for the loop itself; each once, as it has to roll back in peace."""
+        """Cancel the running batches, each only once so that it can roll back undisturbed. Called on the loop."""
         for task in self._batches:
             if not task.cancelling():
                 cancel(task)
 
     def cancel_calls(self) -> None:
-        """Cancel what is no batch: the checks of a start."""
+        """Cancel what is not a batch: the checks of a start."""
         for task in self._others:
             cancel(task)
 
@@ -101,18 +101,18 @@ class LoopCalls:
 
 
 class BatchTasks(BatchConsumer):
-    """Has one thread that waits for batches, and gives them to the loop.
+    """Waits for batches in one thread and hands them to the loop.
 
-    A batch that is there when another one ends begins at once, on the loop: without a thread to be woken, and back.
+    When a batch ends and another one is ready, that one begins at once on the loop, without waking the thread.
 
-    In an outage of the database, one batch waits for its end and says so, and nothing is received. Each of many tasks
-    would ask, and log, for itself, and take its next batch as long as one of them has not noticed.
+    In an outage of the database, one batch waits for it to end and logs that, and nothing is received. Otherwise each
+    of many tasks would check and log for itself, and take its next batch while any of them had not noticed the outage.
     """
 
     one_waits = True
 
     def __init__(self, calls: LoopCalls, concurrency: int, on_lost: Callable[[], object]) -> None:
-        """``on_lost`` is called if the loop has ended under the worker: it calls the worker off."""
+        """``on_lost`` stops the worker; it is called if the loop ends while the worker runs."""
         self.concurrency = concurrency
         self._calls = calls
         self._on_lost = on_lost
@@ -120,16 +120,15 @@ class BatchTasks(BatchConsumer):
         self._given: set[_Given] = set()
 
     def threads(self, context: PollingContext, batches: ReceivedBatches) -> Mapping[str, Callable[[], object]]:
-        """Return what gives out batches."""
         self._subscriber_id, self._batches = context.subscriber_id, batches
         return {"dispatch": self._dispatch}
 
     def under_way(self) -> list[str]:
-        """Return the ids of the messages that were given to the loop, and whose batches have not ended."""
+        """Return the ids of the messages whose batches were handed to the loop and have not ended."""
         return [waiting.delivery.message.id for given in tuple(self._given) for waiting in given.batch]
 
     def _dispatch(self) -> None:
-        """Give batches to the loop, while there is a task free for them; return when the last one has ended."""
+        """Hand batches to the loop while it has a free task; return when the last one has ended."""
         while self._await_free():
             batch = self._batches.take()
             if not batch:
@@ -142,10 +141,10 @@ class BatchTasks(BatchConsumer):
         self._free = threading.Semaphore(self.concurrency)
 
     def _await_free(self) -> bool:
-        """Wait for a task that is free; False: the loop has ended, and nothing will be free any more."""
+        """Wait for a free task; return False if the loop has ended, after which none becomes free."""
         while not self._free.acquire(timeout=LOOK_SECONDS):
             if self._calls.has_ended:
-                # What had begun is rolled back with its connection; what had not is handed back, too.
+                # The server rolls back batches that had begun, with their connection. All are handed back.
                 for given in tuple(self._given):
                     self._give_back(given)
                 self._lose()
@@ -172,10 +171,10 @@ class BatchTasks(BatchConsumer):
             self._given.discard(given)
 
     def _done(self, given: "_Given") -> None:
-        """On the loop: begin the batch that is next, or have the thread wait for one."""
+        """Begin the next batch, or leave it to the thread to wait for one. Called on the loop."""
         after: _Given | None = None
         try:
-            if not given.has_begun:  # its task was cancelled before: the loop is ending
+            if not given.has_begun:  # its task was cancelled first: the loop is ending
                 self._give_back(given)
             elif given.is_over and (batch := self._batches.take_now()):
                 self._given.add(after := _Given(batch))
@@ -199,11 +198,11 @@ class BatchTasks(BatchConsumer):
 
 @dataclass(eq=False)
 class _Given:
-    """A batch that was given to the loop."""
+    """A batch that was handed to the loop."""
 
     batch: Sequence[Waiting]
     has_begun: bool = False
-    is_over: bool = False  # as it should be: it was not cancelled, and raised nothing
+    is_over: bool = False  # normally: it was not cancelled and raised nothing
 
 
 _log = logging.getLogger("txbox.worker")

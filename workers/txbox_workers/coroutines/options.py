@@ -1,4 +1,4 @@
-"""The options of ``AsyncWorker`` and ``AsyncSqsWorker``: those of ``Worker``, but for what coroutines need."""
+"""The options of ``AsyncWorker`` and ``AsyncSqsWorker``: those of ``Worker``, except where coroutines need others."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import wraps
@@ -23,28 +23,28 @@ from txbox_workers.coroutines.stores import ThreadCalls, ThreadedLedger, Threade
 from txbox_workers.options import BATCH_SIZE, MAX_PREFETCH
 
 AsyncHandler = Callable[..., Awaitable[object]]
-"""handler(session, message), or handler(message) with a ledger alone, as coroutine functions; see ``Handler``."""
+"""``handler(session, message)``, with a ledger alone ``handler(message)``, as a coroutine function; see ``Handler``."""
 
 AsyncBatchHandler = Callable[[AsyncSession, Sequence[Message]], Awaitable[object]]
-"""batch_handler(session, messages), as a coroutine function."""
+"""``batch_handler(session, messages)`` as a coroutine function."""
 
 CONCURRENCY = 10
-"""Batches under way at once; SQLAlchemy's pool has 15 connections by default."""
+"""Batches in progress at once. SQLAlchemy's pool has 15 connections by default."""
 
 DEFAULTS: dict[str, Any] = {"concurrency": CONCURRENCY, "prefetch": None, "session_factory": AsyncSession}
-"""Where they are not those of ``ValidOptions``; a ``prefetch`` of None is twice as many as can be under way."""
+"""The defaults that differ from ``ValidOptions``. A ``prefetch`` of None is twice what can be in progress."""
 
 
 class AsyncProcessingOptions(TypedDict, total=False):
     """How messages are processed: keyword arguments of ``AsyncWorker``, ``AsyncSqsWorker`` and ``async_sqs_handler``.
 
-    Where nothing is said, they are those of ``txbox_workers.options.ProcessingOptions``.
+    Options not listed here are those of ``txbox_workers.options.ProcessingOptions``.
 
     Attributes:
-        inbox: an ``AsyncInbox``, or an ``Inbox``.
-        ledger: any ledger; its calls are made in threads.
-        dead_letters: with a ledger alone; over an engine of ``create_engine``, its calls are made in threads, too.
-        engine: an ``AsyncEngine`` of psycopg: ``create_async_engine("postgresql+psycopg://…")``.
+        inbox: an ``AsyncInbox`` or an ``Inbox``.
+        ledger: any ledger; it is called in threads.
+        dead_letters: with a ledger alone. If its engine comes from ``create_engine``, it is called in threads, too.
+        engine: an ``AsyncEngine`` with psycopg: ``create_async_engine("postgresql+psycopg://…")``.
         handler: ``async def handler(session, message)``, whose session is an ``AsyncSession``; with a ledger alone,
             ``async def handler(message)``.
         batch_handler: ``async def batch_handler(session, messages)``.
@@ -70,15 +70,17 @@ class AsyncProcessingOptions(TypedDict, total=False):
 
 
 class AsyncWorkerOptions(AsyncProcessingOptions, total=False):
-    """What an ``AsyncWorker`` takes beside that; where nothing is said, as ``txbox_workers.options.WorkerOptions``.
+    """The further options of an ``AsyncWorker``.
+
+    Options not listed here are those of ``txbox_workers.options.WorkerOptions``.
 
     Attributes:
-        concurrency: how many batches are under way at once, 10 by default: tasks of one event loop. Each has a
-            connection of the engine's pool; the messages of one batch are handled one after the other.
-        prefetch: deliveries that are received ahead of processing and not settled yet, at most; by default twice as
-            many as can be under way.
-        batch_size: messages of one transaction, 10 by default. Where handlers wait for something else than the
-            database, 1 has as many of them wait at once as ``concurrency`` says, and no transaction waits for others.
+        concurrency: how many batches are in progress at once, as tasks of one event loop; 10 by default. Each uses a
+            connection of the engine's pool. The messages of one batch are handled one after the other.
+        prefetch: how many deliveries are received ahead and not settled yet, at most; by default twice what can be in
+            progress.
+        batch_size: messages per transaction, 10 by default. If handlers wait for something other than the database, use
+            1: then ``concurrency`` handlers wait at once, and no transaction waits for another message's handler.
     """
 
     concurrency: int
@@ -90,16 +92,16 @@ class AsyncWorkerOptions(AsyncProcessingOptions, total=False):
 
 
 def for_functions(of: str, options_type: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of what does the work, which is for functions.
+    """Return the options of the synchronous worker or handler that does the work.
 
     Args:
-        of: the name of what the options were given to, for errors.
+        of: the name of what was given the options, for errors.
         options_type: the class that types them.
         options: what was given.
 
     Raises:
         TypeError: there is no such option.
-        InvalidConfiguration: something cannot work here; the rest is validated by what does the work.
+        InvalidConfiguration: an option cannot work here. The synchronous worker or handler validates the rest.
     """
     for name in options:
         if name not in options_type.__annotations__:
@@ -156,17 +158,17 @@ def _sync_engine(of: str, engine: Any, concurrency: int) -> Any:
 def _as_function(handler: Any, name: str) -> Callable[..., Any]:
     """Return a coroutine handler as a function with the same parameters.
 
-    It is given the processor's ``Session``, and gives the handler the ``AsyncSession`` around it.
+    The function takes the processor's ``Session`` and gives the handler the ``AsyncSession`` around it.
 
     Raises:
-        InvalidConfiguration: it is no coroutine function; ``name`` is that of the argument.
+        InvalidConfiguration: ``handler`` is not a coroutine function; ``name`` is the argument's name.
     """
     if not is_coroutine_function(handler):
         raise InvalidConfiguration(
             f"{name} must be a coroutine function, async def …; for plain functions there are Worker and SqsWorker"
         )
 
-    @wraps(handler, updated=())  # a mark that it is a coroutine function is an attribute, and this is none
+    @wraps(handler, updated=())  # the default copies the mark of a coroutine function
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [async_session(one) if isinstance(one, Session) else one for one in args]
         return without_own_cancellations(lambda: wait_for(handler(*given, **kwargs)))
@@ -175,12 +177,12 @@ def _as_function(handler: Any, name: str) -> Callable[..., Any]:
 
 
 def _session_factory(engine: AsyncEngine, make: Callable[..., AsyncSession]) -> Callable[..., Session]:
-    """Return what makes the processor's session, which is that of an ``AsyncSession``."""
+    """Return what makes the processor's session: the sync session inside an ``AsyncSession``."""
 
     def made(*, bind: Connection, join_transaction_mode: Any) -> Session:
         outer = make(bind=AsyncConnection(engine, bind), join_transaction_mode=join_transaction_mode)
         inner = outer.sync_session
-        inner.info[_OUTER] = outer  # SQLAlchemy itself would forget it as soon as nobody else has it
+        inner.info[_OUTER] = outer  # SQLAlchemy itself holds only a weak reference
         return inner
 
     return made

@@ -25,11 +25,11 @@ from txbox_workers.worker import Worker
 T = TypeVar("T")
 
 CANCEL_SECONDS = 10.0
-"""How long a worker that is cancelled waits for its transactions to roll back."""
+"""How long a cancelled worker waits for its transactions to roll back."""
 
 
 class AsyncWorker:
-    """Processes the messages of one source, each exactly once in effect, with handlers that are coroutines.
+    """Processes the messages of one source, each exactly once in effect, with coroutine handlers.
 
     ::
 
@@ -41,13 +41,13 @@ class AsyncWorker:
 
         await worker.run()                       # or as a process: until SIGTERM; then it drains
 
-    All promises are those of ``Worker``. If ``run`` is cancelled, the handlers under way are cancelled, their
-    transactions roll back, and their deliveries are handed back.
+    It gives all the guarantees of ``Worker``. If ``run`` is cancelled, it cancels the running handlers, rolls their
+    transactions back, and hands their deliveries back.
     """
 
     @lists_options(AsyncWorkerOptions, **DEFAULTS)
     def __init__(self, source: Source, **options: Unpack[AsyncWorkerOptions]) -> None:
-        """Put a worker together; nothing is connected before ``start`` or ``run``.
+        """Make a worker. It does not connect before ``start`` or ``run``.
 
         Args:
             source: where deliveries come from.
@@ -73,44 +73,44 @@ class AsyncWorker:
 
     @property
     def counts(self) -> Mapping[Outcome, int]:
-        """How many deliveries came to which outcome since the worker was made."""
+        """How many deliveries had which outcome since the worker was made."""
         return self._worker.counts
 
     @property
     def message_type(self) -> MessageType | None:
-        """What the handler's messages are read as; None: it takes the messages themselves."""
+        """The type that bodies are read as for the handler; None if the handler takes the messages themselves."""
         return self._worker.message_type
 
     @property
     def running(self) -> bool:
-        """Whether it is at work; after a stop, whether something has not finished."""
+        """Whether the worker runs; after a stop, whether something has not finished."""
         return self._worker.running
 
     @property
     def stopping(self) -> bool:
-        """Whether it was told to stop, and begins nothing more."""
+        """Whether the worker was told to stop. It then begins nothing more."""
         return self._worker.stopping
 
     def add_hook(self, hook: Hook) -> None:
-        """Have one more hook get every event, before the start, from whatever thread; raises as ``Worker.add_hook``."""
+        """Add a hook for every event, before the start. Any thread may call it. Raises like ``Worker.add_hook``."""
         self._worker.add_hook(hook)
 
     async def start(self) -> None:
-        """Check what it works with, then begin on this event loop, and return; raises as ``Worker.start``."""
+        """Check the database and the source, start on this event loop, and return; raises like ``Worker.start``."""
         await self._start(asyncio.Event(), STOP_SECONDS)
 
     async def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """Begin nothing more, and finish what was begun, within ``timeout`` seconds; returns as ``Worker.stop``."""
+        """Begin nothing more and finish what was begun, within ``timeout`` seconds; returns like ``Worker.stop``."""
         return bool(await _in_thread(lambda: self._worker.stop(timeout)))
 
     async def run(self, timeout: float = STOP_SECONDS, *, started: Callable[[], object] | None = None) -> bool:
-        """Start, work until SIGTERM or SIGINT, or ``stop`` of another task, then finish what was begun.
+        """Start, work until SIGTERM, SIGINT or another task's ``stop``, then finish what was begun.
 
-        Signals are handled where this is the main thread; a second one ends the process at once. Arguments, result and
+        Signals are handled in the main thread only; a second signal ends the process at once. Arguments, result and
         errors are those of ``Worker.run``.
 
         Raises:
-            asyncio.CancelledError: it was cancelled, and what was under way has been rolled back and handed back.
+            asyncio.CancelledError: it was cancelled; what was in progress has been rolled back and handed back.
         """
         ended = asyncio.Event()
         stopped: asyncio.Future[bool] | None = None
@@ -129,11 +129,11 @@ class AsyncWorker:
                 raise
 
     async def _start(self, ended: asyncio.Event, timeout: float) -> bool | None:
-        """Start, in a thread. Return None, or what ``run`` returns if ``ended`` was set before that: it begins nothing.
+        """Start in a thread. Return None, or what ``run`` returns if ``ended`` was set first and nothing has begun.
 
-        A source or a database may keep a start waiting for ever; ``timeout`` seconds after ``ended``, it is left alone.
+        A source or a database may block a start for ever. It is abandoned ``timeout`` seconds after ``ended``.
         """
-        self._worker.refuse_running()  # before another loop takes the place of the one that it runs on
+        self._worker.refuse_running()  # before bind() replaces the loop that it runs on
         self._calls.bind(asyncio.get_running_loop())
         call = _call_in_thread(lambda: self._worker.start_within(timeout))
         asked = asyncio.ensure_future(ended.wait())
@@ -154,19 +154,19 @@ class AsyncWorker:
             asked.cancel()
 
     async def _end_start(self, call: "asyncio.Future[bool]") -> None:
-        """Tell a start to stop, until it has ended, or is left alone."""
+        """Keep telling a start to stop, until it has ended or is abandoned."""
         while not call.done():
             self._tell_start()
             await asyncio.wait([call], timeout=LOOK_SECONDS)
 
     def _tell_start(self) -> None:
         self._worker.end_start()
-        if not self.running:  # once it is, a report may be under way
+        if not self.running:  # once it runs, the call may be a report
             self._calls.cancel_calls()
 
     async def _give_up(self, stopped: "asyncio.Future[bool] | None") -> None:
-        """Cancel what is under way, and wait for its end; ``stopped``: a stop that waits for that already."""
-        self._worker.call_off()  # before the batches end, which are not to say that the database is lost
+        """Cancel what is in progress and wait for it to end. ``stopped`` is a stop that already waits for that."""
+        self._worker.call_off()  # before the batches end: they must not report the database as lost
         if stopped is None:
             stopped = asyncio.ensure_future(self.stop(CANCEL_SECONDS))
         await until_done(stopped, CANCEL_SECONDS, self._calls.cancel_batches)
@@ -188,33 +188,31 @@ class AsyncWorker:
 
 
 class LoopWorker(Worker):
-    """Runs its processor on an event loop. Its own methods are called from other threads than the loop's."""
+    """Runs its processor on an event loop. Its own methods are called from threads other than the loop's."""
 
     _on_loop = True
 
     def __init__(self, source: Source, calls: LoopCalls, *, of: str, **options: Any) -> None:
-        """Take the calls to the loop, and what the class is called in errors."""
+        """``of`` is the class name to use in errors."""
         self._of = of
         self._calls = calls
         self._tasks: BatchTasks | None = None
         super().__init__(source, **options)
 
     def refuse_running(self) -> None:
-        """Raise ``InvalidConfiguration`` if it runs already."""
         self._refuse_running("make another one")
 
     def start_within(self, timeout: float) -> bool:
-        """Start; return False if it was told to stop meanwhile, and is still starting ``timeout`` seconds later."""
+        """Start; return False if it was told to stop meanwhile and is still starting ``timeout`` seconds later."""
         with self._starting:
             self._make_ready()
             return self._has_started(timeout)
 
     def end_start(self) -> None:
-        """Tell it to stop while it starts; it hears that once it has begun to."""
+        """Tell a worker that is starting to stop. It notices once the start has begun."""
         self._wake.put(None)
 
     def under_way(self) -> list[str]:
-        """Return the ids of the messages in batches that have not ended."""
         return [] if self._tasks is None else self._tasks.under_way()
 
     def call_off(self) -> None:
@@ -227,7 +225,7 @@ class LoopWorker(Worker):
             ledger.close()
 
     def _with_database(self, work: Callable[[], T]) -> T:
-        # With a ledger alone, dead letters and reports have an engine for functions, which would block the loop.
+        # With a ledger alone, dead letters and reports may use a synchronous engine, which would block the loop.
         letters = self._options.dead_letters
         engine = self._options.engine or (None if letters is None else letters.engine)
         return self._calls.call(work) if engine is not None and engine.dialect.is_async else work()
@@ -237,11 +235,11 @@ class LoopWorker(Worker):
         return self._tasks
 
     def _give_way(self) -> None:
-        """Nothing: the pool of an event loop gives its connections in the order in which they are asked for."""
+        """Do nothing: an event loop's pool hands out connections in the order in which they were requested."""
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:
-    """Call what blocks in a thread, and wait for its end, also if cancelled."""
+    """Run a blocking call in a thread and wait until it ends, even if cancelled."""
     call = _call_in_thread(function)
     try:
         return await asyncio.shield(call)
@@ -253,7 +251,7 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
 
 
 def _call_in_thread(function: Callable[[], Any]) -> "asyncio.Future[Any]":
-    """Call in a thread of its own: the loop's own may be in use, by handlers or by others that wait for this one."""
+    """Call in a new thread: the loop's own threads may be busy with handlers, or with others that wait for this."""
     loop = asyncio.get_running_loop()
     call: asyncio.Future[Any] = loop.create_future()
 
@@ -289,7 +287,7 @@ async def _within(event: asyncio.Event, seconds: float) -> None:
 
 @contextmanager
 def _signals(ended: asyncio.Event) -> Iterator[None]:
-    """While entered: the first SIGTERM or SIGINT sets the event, the second one does what it does by default."""
+    """Set the event at the first SIGTERM or SIGINT; the second one has its default effect."""
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, Any] = {}
 

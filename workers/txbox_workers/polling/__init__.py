@@ -1,12 +1,12 @@
-"""Polling: how deliveries come from the source to the processor, and their outcomes back to the source.
+"""Polling: bring deliveries from the source to the processor, and outcomes back to the source.
 
 ::
 
-    prefetch=0     poller               receive → process → settle, in one thread; so many of them as ``threads``
+    prefetch=0     poller               receive → process → settle, in one thread; ``threads`` of these
     prefetch=n     prefetching_poller   threads that receive ahead, into a bounded buffer; a consumer that takes batches
                                         out of it, and processes them; threads that settle behind, ten deliveries a call
 
-    both           batch_runner          processes one batch to the end, whatever happens on the way
-                   settler               acks and hands back, as the outcomes say
-                   activity              what is in hand, what has become of what was, and whether it is paused
+    both           batch_runner         processes one batch to the end, whatever happens on the way
+                   settler              acks and hands back, as the outcomes say
+                   activity             tracks what is in hand, the outcomes so far, and whether the worker is paused
 """

@@ -1,4 +1,4 @@
-"""What a worker does: what it has in hand, what became of what it had, whether it is paused or in an outage."""
+"""Track what a worker does: what it has in hand, outcomes so far, and whether it is paused or in an outage."""
 
 import threading
 from collections import Counter
@@ -15,12 +15,12 @@ from txbox_workers.reporter import WorkerFigures
 
 
 class Activity:
-    """What one worker does, told by its threads and read by its reporter. Thread-safe."""
+    """What one worker does. Its threads write this, and its reporter reads it. Thread-safe."""
 
     def __init__(self, on_last: Callable[[], object]) -> None:
-        """Take what is called when a paused worker has nothing in hand any more."""
+        """``on_last`` is called when a paused worker has nothing in hand any more."""
         self.halted = GreenletEvent()
-        """Nothing more is to be begun: it stops, or is paused."""
+        """Set while nothing more may begin: the worker stops or is paused."""
         self._on_last = on_last
         self._lock = threading.Lock()
         self._pause: Pause | None = None
@@ -35,48 +35,45 @@ class Activity:
 
     @property
     def counts(self) -> Mapping[Outcome, int]:
-        """How many deliveries came to which outcome."""
         with self._lock:
             return dict(self._counts)
 
     def begin(self) -> None:
-        """It starts: with nothing in hand, and not paused."""
+        """Record that the worker starts: nothing in hand, not paused."""
         with self._lock:
             self.halted.clear()
             self._pause, self._drained, self._in_hand = None, False, 0
 
     def halt(self) -> None:
-        """It stops."""
+        """Record that the worker stops."""
         with self._lock:
             self.halted.set()
 
     def heed(self, pause: Pause | None, stopping: threading.Event) -> bool:
-        """Be paused or not; return whether that is new."""
+        """Set or clear the pause; return whether the worker has just been paused or resumed."""
         with self._lock:
             before, self._pause = self._pause, pause
             if pause is not None:
                 self.halted.set()
-            elif not stopping.is_set():  # a stop sets the first one before it waits for the lock
+            elif not stopping.is_set():  # a stop sets ``stopping`` before it waits for the lock
                 self.halted.clear()
         return (pause is None) != (before is None)
 
     # --- what is in hand ----------------------------------------------------------------------------------------------
 
     def enter(self) -> bool:
-        """Count one more in hand, and return whether anything may be received; if not, nothing is counted."""
+        """Count one more in hand and return True if receiving is allowed; otherwise count nothing."""
         with self._lock:
-            # One step with the look at the pause: a worker that is drained must not be about to receive.
+            # In one step with the check for a pause: a drained worker must not be about to receive.
             may = not self.halted.is_set()
             self._in_hand += may
             return may
 
     def hold(self, count: int) -> None:
-        """Count so many more in hand."""
         with self._lock:
             self._in_hand += count
 
     def leave(self, count: int = 1) -> None:
-        """Count so many fewer in hand."""
         with self._lock:
             self._in_hand -= count
             last = self._pause is not None and self._in_hand == 0
@@ -86,22 +83,22 @@ class Activity:
     # --- what has become of it ----------------------------------------------------------------------------------------
 
     def received(self, deliveries: Sequence[Delivery], at: float) -> None:
-        """A batch has come, at a reading of ``time.monotonic``."""
+        """Record that a batch has come, at ``at`` by ``time.monotonic``."""
         self._last_batch_at = at
         self._oldest_sent_at = oldest_sent_at(deliveries)
 
     def settled(self, settlements: Iterable[Settlement]) -> None:
-        """Deliveries have outcomes."""
+        """Count the outcomes of deliveries."""
         with self._lock:
             self._counts.update(settlement.outcome for settlement in settlements)
 
     def retried(self, sqlstate: str) -> None:
-        """A transaction was run again."""
+        """Count a transaction that was run again."""
         with self._lock:
             self._retries[sqlstate] += 1
 
     def figures(self) -> tuple[WorkerFigures, bool]:
-        """Return how the worker stands, and whether it is drained for the first time since it was paused."""
+        """Return the worker's figures, and whether this is the first time since the pause that it is drained."""
         with self._lock:
             drained = self._pause is not None and self._in_hand == 0
             just_drained, self._drained = drained and not self._drained, drained
@@ -119,12 +116,12 @@ class Activity:
 
     @property
     def awaiting_threads(self) -> int:
-        """How many threads wait until the database can be used again."""
+        """How many threads wait until the database is usable again."""
         return self._awaiting_database
 
     @contextmanager
     def awaiting_database(self) -> Iterator[None]:
-        """While entered, a thread waits for that."""
+        """Count this thread as waiting for the database."""
         with self._lock:
             self._awaiting_database += 1
         try:
@@ -134,7 +131,7 @@ class Activity:
                 self._awaiting_database -= 1
 
     def report_lost(self) -> bool:
-        """Return whether to say that a report has met an outage; not where a thread has, which says so itself."""
+        """Return whether to log that a report met an outage. Not while a thread waits: that one logs it itself."""
         with self._lock:
             if self._reported_lost or self._awaiting_database:
                 return False
@@ -142,12 +139,12 @@ class Activity:
             return True
 
     def report_restored(self) -> bool:
-        """Return whether to say that such an outage has ended; not while a thread waits for that."""
+        """Return whether to log that such an outage has ended. Not while a thread still waits for that."""
         with self._lock:
             was_lost, self._reported_lost = self._reported_lost, False
             return was_lost and not self._awaiting_database
 
 
 def oldest_sent_at(deliveries: Sequence[Delivery]) -> datetime | None:
-    """Return when the oldest message was sent; None: not known."""
+    """Return when the oldest message was sent; None if unknown."""
     return min((at for delivery in deliveries if (at := delivery.message.sent_at) is not None), default=None)

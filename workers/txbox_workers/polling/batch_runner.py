@@ -1,4 +1,4 @@
-"""The batch runner: processes one batch of deliveries to the end, and settles each of them."""
+"""Process one batch of deliveries to the end, and settle each of them."""
 
 import threading
 import time
@@ -15,15 +15,15 @@ from txbox_workers.polling.settler import Settler
 from txbox_workers.processing import DatabaseUnavailable, is_cancellation
 
 KEEP_SECONDS = 900.0
-"""How long a delivery is kept whose attempt was counted, while it cannot be saved how that has ended. A worker that is
-cut off for longer hands it back all the same, for other workers to process."""
+"""How long a delivery is kept whose attempt was counted, while the end of that attempt cannot be recorded. A worker
+that is cut off for longer hands it back anyway, for other workers to process."""
 
 ACK_AFTER_SECONDS = 1.0
 """A batch that is processed one by one is settled with the broker at least this often."""
 
 
 class BatchRunner:
-    """Runs batches of one worker. Thread-safe."""
+    """Runs the batches of one worker. Thread-safe."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class BatchRunner:
         *,
         one_waits: bool = False,
     ) -> None:
-        """Take who settles, and what is called before it waits until the database can be used again.
+        """``on_outage`` is called before a batch waits for the database.
 
-        ``one_waits``: one batch alone waits for that, and asks, for all of them; the others return at once.
+        With ``one_waits``, one batch alone waits and checks, for all of them; the others return at once.
         """
         self._context = context
         self._settler = settler
@@ -43,13 +43,13 @@ class BatchRunner:
         self._one_waits = one_waits
         self._lock = threading.Lock()
         self._waits = False
-        self._joined: list[Settlement] = []  # what the others have kept
+        self._joined: list[Settlement] = []  # what the other batches have kept
 
     def run(self, deliveries: Sequence[Delivery], *, watch: bool = False) -> list[Settlement]:
-        """Process deliveries, have them settled, and return their settlements.
+        """Process deliveries, settle them, and return their settlements.
 
-        After an outage of the database it returns once that is over, or the worker stops. ``watch``: they have just
-        been received, and nothing extends their visibility yet.
+        After an outage of the database, return once it is over or the worker stops. ``watch`` says that the deliveries
+        have just been received and nothing extends their visibility yet.
         """
         context = self._context
         unsettled = {delivery.receipt: delivery for delivery in deliveries}
@@ -58,7 +58,7 @@ class BatchRunner:
         settled_at = time.monotonic()
         trouble: BaseException | None = None
         cancelled = False
-        try:  # after any error in here, what is watched is handed back
+        try:  # after any error in here, watched deliveries are handed back
             if watch:
                 watch_received(context, deliveries)
             for settlements in context.processor.process(deliveries):
@@ -94,7 +94,7 @@ class BatchRunner:
         return settled + rest
 
     def _join(self, kept: Sequence[Settlement]) -> bool:
-        """Leave the waiting, and what was kept, to another batch; False: this one is to wait."""
+        """Leave the waiting, and what was kept, to another batch; return False if this one must wait itself."""
         with self._lock:
             if self._waits and self._one_waits:
                 self._joined += kept
@@ -110,13 +110,13 @@ class BatchRunner:
             return joined
 
     def _ends_waiting(self) -> bool:
-        """End the waiting, unless others have left something to it."""
+        """End the waiting, unless other batches have left something to it."""
         with self._lock:
             self._waits = bool(self._joined)
             return not self._waits
 
     def _hand_back(self, settlements: Sequence[Settlement], after: Sequence[Settlement] = ()) -> list[Settlement]:
-        """Hand back, but keep, and return, deliveries of which it is not saved how their attempts have ended."""
+        """Hand back, except deliveries with an attempt whose end is not recorded yet: keep and return those."""
         kept: list[Settlement] = []
         free: list[Settlement] = []
         for settlement in settlements:
@@ -125,7 +125,7 @@ class BatchRunner:
         return kept
 
     def _await_database(self, trouble: BaseException, kept: Sequence[Settlement]) -> None:
-        """Take nothing more from the broker until the database can be used again, and then hand back what was kept."""
+        """Take nothing more from the broker until the database is usable again; then hand back what was kept."""
         context = self._context
         attempt, began = 1, time.monotonic()
         over = False
@@ -147,7 +147,7 @@ class BatchRunner:
                         raise
                     break
                 kept = self._hand_back([*kept, *self._take_joined()])
-                # What has joined after the check may have left something unsaved: then the outage goes on.
+                # Batches that joined after the check may have left something unsaved: then the outage goes on.
                 over = recovered and not kept and self._ends_waiting()
                 if over:
                     context.emit(DatabaseRestored)
@@ -161,7 +161,7 @@ class BatchRunner:
                 self._end_keeping([*kept, *self._take_joined(ends=True)])
 
     def _end_keeping(self, kept: Sequence[Settlement]) -> None:
-        """Hand back what was kept, if it can be saved now how its attempts have ended."""
+        """Hand back what was kept, if the ends of its attempts can be recorded now."""
         if kept:
             with suppress(Exception):
                 self._context.processor.save_unsaved()
@@ -170,7 +170,7 @@ class BatchRunner:
 
 
 def watch_received(context: PollingContext, deliveries: Sequence[Delivery]) -> None:
-    """Have the visibility of what has just been received extended from now on, and say that it was received."""
+    """Start extending the visibility of what has just been received, and emit that it was received."""
     now = time.monotonic()
     context.activity.received(deliveries, now)
     context.heartbeat.watch(deliveries, now)
@@ -184,6 +184,6 @@ def watch_received(context: PollingContext, deliveries: Sequence[Delivery]) -> N
 
 
 def _oldest_seconds(deliveries: Sequence[Delivery]) -> float | None:
-    """Return how long ago the oldest message was sent, as far as this machine's clock can tell; None: not known."""
+    """Return how long ago the oldest message was sent, by this machine's clock; None if unknown."""
     oldest = oldest_sent_at(deliveries)
     return None if oldest is None else max(time.time() - oldest.timestamp(), 0.0)

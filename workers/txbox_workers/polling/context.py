@@ -12,12 +12,12 @@ from txbox_workers.processing import Processor
 from txbox_workers.visibility_heartbeat import VisibilityHeartbeat
 
 OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
-"""Between tries while the broker or the database cannot be reached."""
+"""The delay between tries while the broker or the database cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingContext:
-    """One worker, for the parts of its polling."""
+    """One worker, as the parts of its polling see it."""
 
     subscriber_id: str
     source: Source
@@ -25,12 +25,12 @@ class PollingContext:
     heartbeat: VisibilityHeartbeat
     spans: ConsumerSpans
     activity: Activity
-    stopping: threading.Event  # of the worker: it ends
-    emit: Callable[..., None]  # an event: its class, and its attributes
+    stopping: threading.Event  # set when the worker stops
+    emit: Callable[..., None]  # emits an event, given its class and attributes
     wants_details: Callable[[], bool]  # whether a hook or the log takes the events of messages that succeed
-    give_way: Callable[[], None]  # between two transactions: to a report that waits for the connection
+    give_way: Callable[[], None]  # between two transactions, to a report that waits for a connection
 
 
 def outage_seconds(tries: int) -> float:
-    """Return how long to wait after so many tries, in seconds."""
+    """Return how many seconds to wait after this many tries."""
     return OUTAGE_BACKOFF.seconds(tries)

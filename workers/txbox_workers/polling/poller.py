@@ -1,4 +1,4 @@
-"""The pollers: how the threads of a worker receive, process and settle. This one does one after the other."""
+"""Pollers: how a worker's threads receive, process and settle. The one here does these in turn."""
 
 import time
 from abc import ABC, abstractmethod
@@ -12,18 +12,16 @@ from txbox_workers.polling.context import PollingContext, outage_seconds
 from txbox_workers.polling.settler import Settler
 
 RESUME_CHECK_SECONDS = 0.1
-"""Between looks of a thread that is paused at whether it may go on."""
+"""How often a paused thread checks whether it may go on."""
 
 
 class Poller(ABC):
-    """Polls for one worker, from its start to its end."""
-
     @abstractmethod
     def threads(self) -> Mapping[str, Callable[[], object]]:
-        """Return what its threads do, by the ends of their names; each returns when the worker stops."""
+        """Return what the threads do, by the ends of their names. Each returns when the worker stops."""
 
     def halt(self) -> None:  # noqa: B027 - most have nothing to give back
-        """The worker is paused, or stops: give back what was not begun."""
+        """Give back what was not begun: the worker is paused or stops."""
 
 
 class SequentialPoller(Poller):
@@ -35,7 +33,6 @@ class SequentialPoller(Poller):
         self._runner = BatchRunner(context, Settler(context))
 
     def threads(self) -> Mapping[str, Callable[[], object]]:
-        """Return the loop, once for each thread."""
         return {str(number): self._poll for number in range(1, self._count + 1)}
 
     def _poll(self) -> None:

@@ -1,14 +1,14 @@
-"""The prefetch buffer: deliveries that were received ahead, until a batch takes them, and the room for more of them.
+"""The prefetch buffer: deliveries received ahead that wait for a batch, and the room for more of them.
 
-What is held has been received and is not settled yet. How much may be held is bounded three times: by ``prefetch``, by
-the bytes that wait, and by the time that a delivery would wait: so many as were settled in a quarter of the visibility.
-So slow handlers do not hoard what other workers could process, and a kill delays little.
+A delivery is held from its receive until it is settled. Three limits bound how many are held: ``prefetch``, the bytes
+that wait, and how long a delivery would wait, which is as many as were settled in a quarter of the visibility. So slow
+handlers do not hoard what other workers could process, and a kill delays little.
 
-Deliveries of one group (a FIFO group, or the key whose order is kept) are in one batch at a time, and in their order:
-those behind wait until that batch has ended. If one of them was not acked, those behind it are given back::
+Deliveries of one group (a FIFO group, or the key whose order is kept) are in one batch at a time, and in order: later
+ones wait until that batch has ended. If one of them was not acked, those behind it are handed back::
 
     received   a1 a2 b1 a3 a4
-    batch      a1 a2 b1            a is busy: a3 and a4 wait, whoever has time
+    batch      a1 a2 b1            a is busy: a3 and a4 wait, even if a thread is free
     a2 fails   a3 a4 are handed back after it; the broker delivers a2 first again
 """
 
@@ -21,21 +21,19 @@ from typing import NamedTuple
 from txbox_workers.delivery import Delivery
 
 WAITING_BYTES = 64 * 1024 * 1024
-"""Bodies that wait, at most; what is received at that moment comes on top."""
+"""The limit for the bodies that wait. A receive already in progress may exceed it."""
 
 VISIBILITY_SHARE = 0.25
-"""The part of the visibility for which a delivery may wait."""
+"""The share of the visibility for which a delivery may wait."""
 
 RATE_SECONDS = 0.5
-"""The shortest time over which it is measured how many are settled."""
+"""The shortest time over which the rate of settlements is measured."""
 
 CHECK_SECONDS = 0.1
-"""Between looks at whether a closed buffer is open again."""
+"""How often a closed buffer is checked for being open again."""
 
 
 class Waiting(NamedTuple):
-    """A delivery that waits."""
-
     delivery: Delivery
     since: float  # by time.monotonic
     began_ns: int  # when its receive began, by time.time_ns
@@ -56,17 +54,17 @@ class PrefetchBuffer:
         closed: Callable[[], bool],
         stopping: threading.Event,
     ) -> None:
-        """Make it empty.
+        """Make an empty buffer.
 
         Args:
             prefetch: how many are held, at most.
-            least: how many may be held however slowly they are settled.
+            least: how many may be held, however slowly they are settled.
             batch_size: how many a batch takes, at most.
-            gather_seconds: how long fewer than that wait for more.
-            visibility_seconds: how long a delivery is ours without a heartbeat; None: for ever.
-            group: what keeps its order; None where there is no order.
-            closed: whether nothing is to be received or begun now: the worker is paused, or waits for the database.
-            stopping: set when the worker stops. ``empty`` is called after it was.
+            gather_seconds: how long a smaller batch waits for more.
+            visibility_seconds: how long a delivery is ours without a heartbeat; None means for ever.
+            group: returns the group that keeps a delivery's order; None if there is no order.
+            closed: whether nothing may be received or begun now: the worker is paused, or waits for the database.
+            stopping: set when the worker stops. ``empty`` is called after that.
         """
         self._prefetch = prefetch
         self._least = least
@@ -76,13 +74,13 @@ class PrefetchBuffer:
         self._group = group
         self._closed = closed
         self._stopping = stopping
-        # One thread is told, and it tells the next if there is more. To wake them all takes an eighth of the
-        # interpreter's time, for one to find something.
+        # One thread is woken, and it wakes the next if there is more. Waking them all, for one to find something, takes
+        # an eighth of the interpreter's time.
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)  # for those who receive
-        self._arrivals = threading.Condition(self._lock)  # for those who process
+        self._room = threading.Condition(self._lock)  # threads that receive wait on it
+        self._arrivals = threading.Condition(self._lock)  # threads that process wait on it
         self._ready: deque[Waiting] = deque()
-        self._behind: dict[str, deque[Waiting]] = {}  # what waits for a busy group, by that
+        self._behind: dict[str, deque[Waiting]] = {}  # what waits for a busy group, by group
         self._bytes = 0
         self._held = 0
         self._measured_since = time.monotonic()
@@ -92,7 +90,7 @@ class PrefetchBuffer:
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     def reserve(self, count: int) -> bool:
-        """Wait until so many more may be held, and count them as held; False: the worker stops."""
+        """Wait until ``count`` more may be held, and count them as held; return False if the worker stops."""
         with self._lock:
             while not self._stopping.is_set():
                 if self._closed():
@@ -110,7 +108,7 @@ class PrefetchBuffer:
         return self._bytes < WAITING_BYTES and (fits or not self._held)
 
     def put(self, deliveries: Sequence[Delivery], began_ns: int) -> bool:
-        """Add what was received, in its order; False: it is not wanted any more, and is to be handed back."""
+        """Add what was received, in order; return False if it is no longer wanted and must be handed back."""
         with self._lock:
             if self._stopping.is_set() or self._closed():
                 return False
@@ -122,7 +120,7 @@ class PrefetchBuffer:
             return True
 
     def release(self, count: int, *, settled: bool = True) -> None:
-        """Hold so many fewer: they were settled, or were reserved and did not come."""
+        """Hold ``count`` fewer: they were settled, or were reserved and did not come."""
         with self._lock:
             self._held -= count
             if settled and self._wait_seconds is not None:
@@ -139,7 +137,7 @@ class PrefetchBuffer:
     # --- processing ---------------------------------------------------------------------------------------------------
 
     def take(self) -> list[Waiting]:
-        """Wait for a batch and return it, its groups busy from now on; nothing: the worker stops."""
+        """Wait for a batch and return it; its groups are busy from now on. Return nothing if the worker stops."""
         with self._lock:
             while not self._stopping.is_set():
                 if self._closed():
@@ -153,13 +151,13 @@ class PrefetchBuffer:
             return []
 
     def take_now(self) -> list[Waiting]:
-        """Return what ``take`` would return without waiting; nothing: it would wait."""
+        """Return what ``take`` would return without waiting; return nothing if it would wait."""
         with self._lock:
             may = self._ready and not self._stopping.is_set() and not self._closed() and self._seconds_to_gather() <= 0
             return self._pop() if may else []
 
     def _seconds_to_gather(self) -> float:
-        """Return how long to wait until the batch is begun."""
+        """Return how long to wait before the next batch begins."""
         if len(self._ready) >= self._batch_size or self._gather_seconds == 0:
             return 0.0
         return self._ready[0].since + self._gather_seconds - time.monotonic()
@@ -185,9 +183,9 @@ class PrefetchBuffer:
         return batch
 
     def end(self, batch: Sequence[Waiting], blocked: Collection[str]) -> list[Waiting]:
-        """Have the groups of a batch busy no longer.
+        """End a batch: its groups are no longer busy.
 
-        Returns what waits behind those in which something was not acked, in order, to be handed back.
+        Return, in order, what waits in the groups in which something was not acked. It must be handed back.
         """
         back: list[Waiting] = []
         with self._lock:
@@ -210,7 +208,7 @@ class PrefetchBuffer:
     # --- pauses, stops and outages ------------------------------------------------------------------------------------
 
     def empty(self) -> list[Waiting]:
-        """Take out, and return, all that no batch has taken."""
+        """Remove and return everything that no batch has taken."""
         with self._lock:
             waiting = [*self._ready]
             self._ready.clear()

@@ -8,8 +8,8 @@
                                ╲ queue: acks wait for others, 50 ms at most
     queued settler              ack ─ ack ─ ack ─ …           up to 8 calls at a time
 
-A stop, a pause and an outage of the database hand back what no batch has begun. The heartbeat watches all from its
-receive to its settlement. Who consumes batches is given to the poller: threads, or tasks of an event loop
+A stop, a pause and an outage of the database hand back what no batch has begun. The heartbeat watches every delivery
+from its receive to its settlement. The poller is given a consumer for the batches: threads, or tasks of an event loop
 (``txbox_workers.coroutines``).
 """
 
@@ -29,17 +29,17 @@ from txbox_workers.polling.prefetch_buffer import PrefetchBuffer, Waiting
 from txbox_workers.polling.settler import SETTLERS, QueuedSettler
 
 RECEIVERS = 8
-"""Threads that receive, at most so many at a time."""
+"""How many threads receive at a time, at most."""
 
 RECEIVE_DELIVERIES = 10
-"""Room that a receive needs: what SQS gives in one call."""
+"""The room that a receive needs: what SQS gives in one call."""
 
 MANY = 5
-"""A receive that brings so many says that there are more: another thread receives, too."""
+"""A receive that brings this many suggests that there are more: another thread then receives, too."""
 
 
 class ReceivedBatches:
-    """What was received, by batches: taken, and then run or given back. Thread-safe."""
+    """What was received, in batches that are taken and then run or given back. Thread-safe."""
 
     def __init__(
         self, context: PollingContext, buffer: PrefetchBuffer, settler: QueuedSettler, one_waits: bool
@@ -51,7 +51,7 @@ class ReceivedBatches:
         self._runner = BatchRunner(context, settler, on_outage=self._empty_in_outage, one_waits=one_waits)
 
     def run(self, batch: Sequence[Waiting]) -> None:
-        """Process a batch, and have it settled."""
+        """Process a batch and settle it."""
         context = self._context
         deliveries = [waiting.delivery for waiting in batch]
         blocked: Mapping[str, float] = {group: 0.0 for one in deliveries if (group := context.processor.group(one))}
@@ -76,11 +76,10 @@ class ReceivedBatches:
         self._settler.settle([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in deliveries])
 
     def empty(self) -> None:
-        """Hand back what no batch has begun."""
         self._settler.settle([Settlement(one.delivery, Outcome.IN_FLIGHT) for one in self._buffer.empty()])
 
     def _empty_in_outage(self) -> None:
-        """Hand back the same, to come when the outage may be over."""
+        """Hand back what no batch has begun, delayed until the outage may be over."""
         self._settler.settle(
             [
                 Settlement(one, Outcome.IN_FLIGHT, delay_seconds=outage_seconds(one.receive_count))
@@ -94,7 +93,7 @@ class BatchConsumer(ABC):
 
     Attributes:
         concurrency: how many.
-        one_waits: in an outage of the database, one batch waits for its end; the others return at once.
+        one_waits: in an outage of the database, one batch waits for it to end; the others return at once.
     """
 
     concurrency: int
@@ -102,7 +101,7 @@ class BatchConsumer(ABC):
 
     @abstractmethod
     def threads(self, context: PollingContext, batches: ReceivedBatches) -> Mapping[str, Callable[[], object]]:
-        """Return what its threads do, by the ends of their names; each returns when no batch comes any more."""
+        """Return what the threads do, by the ends of their names. Each returns when no more batches come."""
 
 
 class BatchThreads(BatchConsumer):
@@ -112,7 +111,6 @@ class BatchThreads(BatchConsumer):
         self.concurrency = count
 
     def threads(self, context: PollingContext, batches: ReceivedBatches) -> Mapping[str, Callable[[], object]]:
-        """Return the loop, once for each thread."""
         return {str(number): lambda: _consume(context, batches) for number in range(1, self.concurrency + 1)}
 
 
@@ -130,7 +128,7 @@ def _consume(context: PollingContext, batches: ReceivedBatches) -> None:
 
 
 class PrefetchingPoller(Poller):
-    """Receives and settles in threads of its own, and has a consumer run the batches."""
+    """Receives and settles in threads of its own; a consumer runs the batches."""
 
     def __init__(
         self,
@@ -161,7 +159,6 @@ class PrefetchingPoller(Poller):
         self._producers = 0
 
     def threads(self) -> Mapping[str, Callable[[], object]]:
-        """Return what processes, what receives and what settles."""
         producers = dict(self._consumer.threads(self._context, self._batches))
         producers |= {f"receive-{number}": self._prefetcher.run for number in range(1, RECEIVERS + 1)}
         self._producers = len(producers)
@@ -169,12 +166,11 @@ class PrefetchingPoller(Poller):
         return {name: self._producing(work) for name, work in producers.items()} | settlers
 
     def halt(self) -> None:
-        """Hand back what no batch has begun."""
         self._batches.empty()
         self._prefetcher.wake()
 
     def _producing(self, work: Callable[[], object]) -> Callable[[], object]:
-        """Return work after which the settler ends, if it was the last that could give it anything."""
+        """Wrap a thread's work so that the settler ends after the last thread that could still give it something."""
 
         def run() -> None:
             work()
@@ -192,7 +188,7 @@ class PrefetchingPoller(Poller):
 
 
 class Prefetcher:
-    """Receives for one worker. One thread receives always; the others when the last receives have brought many."""
+    """Receives for one worker. One thread always receives; the others do while receives bring many."""
 
     def __init__(self, context: PollingContext, buffer: PrefetchBuffer, settler: QueuedSettler) -> None:
         self._context = context
@@ -204,7 +200,7 @@ class Prefetcher:
         self._failures = 0
 
     def run(self) -> None:
-        """Receive until the worker stops: the body of a thread."""
+        """Receive until the worker stops. This is the body of a thread."""
         while self._begin():
             failed = False
             try:
@@ -221,12 +217,12 @@ class Prefetcher:
                 self._changed.notify()
 
     def wake(self) -> None:
-        """Have the threads look whether the worker stops."""
+        """Make the threads check whether the worker stops."""
         with self._changed:
             self._changed.notify_all()
 
     def _begin(self) -> bool:
-        """Wait until one more thread is to receive; False: the worker stops."""
+        """Wait until one more thread should receive; return False if the worker stops."""
         with self._changed:
             while not self._context.stopping.is_set():
                 if self._receiving < self._wanted:
@@ -236,7 +232,7 @@ class Prefetcher:
             return False
 
     def _receive(self) -> bool:
-        """Receive into the room that was reserved; return whether the broker has failed."""
+        """Receive into the reserved room; return whether the broker has failed."""
         context, activity, room = self._context, self._context.activity, RECEIVE_DELIVERIES
         if not activity.enter():
             self._buffer.release(room, settled=False)
@@ -259,16 +255,16 @@ class Prefetcher:
         return False
 
     def _keep(self, deliveries: Sequence[Delivery], began_ns: int) -> bool:
-        """Put what was received into the buffer; False: it is to be handed back."""
+        """Put what was received into the buffer; return False if it must be handed back."""
         try:
             watch_received(self._context, deliveries)
             return self._buffer.put(deliveries, began_ns)
-        except BaseException:  # noqa: BLE001 - what was received is not to be forgotten
+        except BaseException:  # noqa: BLE001 - what was received must not be forgotten
             log_failure("%s: what was received cannot be kept, and is handed back", self._context.subscriber_id)
             return False
 
     def _note_failure(self) -> bool:
-        """Have one thread alone try again; return whether it is news."""
+        """Let only one thread try again; return whether the failure is worth an event."""
         with self._changed:
             is_news = self._failures == 0 or self._receiving == 1
             self._failures += 1

@@ -1,7 +1,7 @@
-"""The settlers: ack and hand back with the source what has an outcome; at once, or from threads of their own.
+"""Settlers ack and hand back what has an outcome: at once, or from threads of their own.
 
-The ack comes after the commit, so what dies in between leads to a redelivery, and the inbox rejects that. For the same
-reason it may come as late as it likes: what is queued to be acked and is lost comes again, and does nothing.
+The ack comes after the commit, so a crash in between leads to a redelivery, which the inbox rejects. For the same
+reason an ack may be late: if a queued ack is lost, the message comes again and does nothing.
 """
 
 import logging
@@ -18,10 +18,10 @@ from txbox_workers.delivery import Settlement
 from txbox_workers.polling.context import PollingContext
 
 SETTLERS = 8
-"""Threads that settle behind, at most so many calls of a broker at a time."""
+"""How many threads settle, and so call the broker, at a time."""
 
 CALL_DELIVERIES = 10
-"""Deliveries that are worth a call: what SQS takes."""
+"""How many deliveries are worth a call: as many as SQS takes."""
 
 GATHER_SECONDS = 0.05
 """How long fewer acks than that wait for others."""
@@ -34,7 +34,7 @@ class Settler:
         self._context = context
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Ack and hand back, as the outcomes say."""
+        """Ack and hand back, according to the outcomes."""
         if not settlements:
             return
         context = self._context
@@ -42,7 +42,7 @@ class Settler:
         to_ack = [settlement.delivery for settlement in settlements if settlement.outcome.acked]
         to_hand_back = [settlement for settlement in settlements if not settlement.outcome.acked]
         acked: set[str] = set()
-        # Nothing is lost: what was not acked or handed back comes again when its visibility ends.
+        # A failure loses nothing: what was not acked or handed back comes again when its visibility ends.
         if to_ack:
             with source_errors_logged(context.subscriber_id, "ack a batch"), context.spans.settling("ack", to_ack):
                 acked = set(context.source.ack(to_ack))
@@ -72,24 +72,24 @@ class Settler:
 
 
 class QueuedSettler(Settler):
-    """Settles in threads of its own, several calls at a time; acks are gathered to tens.
+    """Settles in threads of its own, several calls at a time, and gathers acks into tens.
 
-    What is handed back goes in its order, by one thread at a time: a source may deliver it again in that order.
+    One thread at a time hands back, in order: a source may deliver again in that order.
     """
 
     def __init__(self, context: PollingContext, on_settled: Callable[[int], object]) -> None:
-        """Take what is called with the number of deliveries that were settled, after it."""
+        """``on_settled`` is called with the number of deliveries after they were settled."""
         super().__init__(context)
         self._on_settled = on_settled
         self._changed = threading.Condition()
         self._acks: deque[_Queued] = deque()
         self._returns: deque[_Queued] = deque()
-        self._gathered_at = 0.0  # when those acks that wait are not to wait any more
+        self._gathered_at = 0.0  # when the waiting acks stop waiting for more
         self._is_handing_back = False
         self._is_ending = False
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Have them acked and handed back, soon."""
+        """Queue deliveries to be acked or handed back."""
         if not settlements:
             return
         recorded = self._context.spans.recorded
@@ -101,13 +101,13 @@ class QueuedSettler(Settler):
             self._changed.notify(bool(self._returns) + -(-len(self._acks) // CALL_DELIVERIES))
 
     def end(self) -> None:
-        """Nothing more comes: the threads settle what there is, and return."""
+        """Let the threads settle what is queued and return. Nothing more may be queued."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Settle until the end: the body of a thread."""
+        """Settle until the end. This is the body of a thread."""
         while queued := self._next():
             self._context.spans.resume(any(recorded for _, recorded in queued))
             try:
@@ -118,7 +118,7 @@ class QueuedSettler(Settler):
                     self._end_handing_back()
 
     def _next(self) -> "list[_Queued]":
-        """Wait for what is worth a call, and return it; nothing at the end."""
+        """Wait for what is worth a call and return it; return nothing at the end."""
         with self._changed:
             while True:
                 if self._returns and not self._is_handing_back:
@@ -134,7 +134,7 @@ class QueuedSettler(Settler):
                 self._changed.wait(self._gathered_at - now if self._acks else None)
 
     def _share_of_acks(self) -> "list[_Queued]":
-        """Take what one thread is to ack of what waits: a fair share, in tens."""
+        """Take a fair share of the waiting acks for one thread, in tens."""
         calls = -(-len(self._acks) // (SETTLERS * CALL_DELIVERIES))
         return [self._acks.popleft() for _ in range(min(calls * CALL_DELIVERIES, len(self._acks)))]
 
@@ -146,12 +146,12 @@ class QueuedSettler(Settler):
 
 @contextmanager
 def source_errors_logged(subscriber_id: str, what: str) -> Iterator[None]:
-    """While entered, what a source raises is logged, and nothing is raised."""
+    """Log what a source raises, and suppress it."""
     try:
         yield
     except BrokerError as error:
         _log.warning("%s could not %s: %s", subscriber_id, what, text_of(error))
-    except BaseException:  # noqa: BLE001 - a source is replaceable code, and must not end the thread
+    except BaseException:  # noqa: BLE001 - a source is third-party code and must not end the thread
         log_failure("%s could not %s: an unexpected error", subscriber_id, what)
 
 
@@ -159,6 +159,6 @@ _Queued = tuple[Settlement, bool]
 """A settlement, and whether the spans of its batch are recorded."""
 
 _QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)
-"""What the log mentions at DEBUG only, once the broker has confirmed the ack."""
+"""What the log mentions only at DEBUG, once the broker has confirmed the ack."""
 
 _log = logging.getLogger("txbox.worker")
