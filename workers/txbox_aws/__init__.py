@@ -1,1 +1,1 @@
-"""txbox and AWS: SQS, SNS, EventBridge, Lambda, DynamoDB and Step Functions. Nothing else imports boto3."""
+"""txbox for AWS: SQS, SNS, EventBridge, Lambda, DynamoDB and Step Functions. No other package imports boto3."""

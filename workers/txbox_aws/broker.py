@@ -1,4 +1,4 @@
-"""SQS as one of the brokers that commands and the dashboard find by scheme; see ``txbox_workers.brokers``."""
+"""SQS as a broker that commands and the dashboard find by its scheme; see ``txbox_workers.brokers``."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Unpack
@@ -16,23 +16,21 @@ if TYPE_CHECKING:
 
 
 class SqsBroker:
-    """The queues of SQS, by their URLs."""
+    """The queues of SQS, by URL."""
 
     def queue(self, name: str) -> "SqsQueue":
-        """Return a queue."""
         return SqsQueue(name)
 
     def publishers(self) -> Mapping[str, AwsPublisher]:
-        """Return those of SQS, SNS and EventBridge."""
+        """Return the publishers of SQS, SNS and EventBridge."""
         return aws_publishers()
 
     def worker(self, queue: str, *, visibility_seconds: int | None, **options: Unpack[WorkerOptions]) -> SqsWorker:
-        """Make a worker; raises ``InvalidConfiguration`` if an argument cannot work."""
         return SqsWorker(queue, visibility_seconds=visibility_seconds or VISIBILITY_SECONDS, **options)
 
 
 class SqsQueue:
-    """One queue, with a client of its own from the first call on."""
+    """One queue. It makes a client of its own at the first call."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -43,11 +41,10 @@ class SqsQueue:
         return queue_backlog(self._url, client=self._client())
 
     def send_back(self, letter: DeadLetter) -> None:
-        """Send a dead letter to this queue, as ``redrive_to_queue`` does."""
+        """Send a dead letter to this queue, like ``redrive_to_queue``."""
         redrive_to_queue(letter, client=self._client(), queue_url=self._url)
 
     def close(self) -> None:
-        """Close the client."""
         if self._made is not None:
             self._made.close()
             self._made = None

@@ -1,4 +1,4 @@
-"""boto3's clients, and what boto3's errors mean: one table says how each use of AWS is called.
+"""Make boto3's clients, and translate boto3's errors. One table says how each AWS service is called.
 
 Region, credentials and endpoints are boto3's own settings, and so are its environment variables.
 """
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from types_boto3_stepfunctions import SFNClient
 
 WAIT_SECONDS = 10
-"""Of long polling. Also about the longest that an idle worker takes to stop."""
+"""How long a long poll waits. Also about the longest that an idle worker takes to stop."""
 
 MESSAGE_CHARACTERS = 200
-"""Of what AWS says about an error."""
+"""How much of AWS's text about an error is kept."""
 
 _Error = TypeVar("_Error", BrokerError, LedgerError)
 
@@ -42,21 +42,24 @@ _Error = TypeVar("_Error", BrokerError, LedgerError)
 class AwsUse(Generic[_Error]):
     """How one service is called for one purpose."""
 
-    service: str  # boto3's name of it
+    service: str  # boto3's name for it
     title: str  # its name in errors
     error: type[_Error]  # what boto3's errors become
     remedies: Mapping[str, str]
-    """What to do about an error, by a part of AWS's code, or by the whole name of boto3's exception; before those in
-    ``_REMEDIES``.
-    """
-    attempts: int = 3  # of a call, made by boto3 itself
+    """What to do about an error, by a part of AWS's code or by the full name of boto3's exception. They come before
+    those in ``_REMEDIES``."""
+    attempts: int = 3  # per call, by boto3 itself
     connect_seconds: float = 5.0  # how long an attempt waits for a connection
     read_seconds: float = 10.0  # how long it waits for an answer
-    connections: int = 10  # how many calls may be under way at once
+    connections: int = 10  # how many calls may be in progress at once
     checks_parameters: bool = True  # whether boto3 checks a call's parameters before it sends them
-    answers: tuple[str, ...] = ()  # codes of errors that are no trouble: they pass through as boto3's
-    passing: tuple[str, ...] = ("InvalidSignature", "RequestTimeTooSkewed", "RequestExpired")  # a clock may be set
-    """Parts of codes of errors that are not permanent in spite of a remedy."""
+    answers: tuple[str, ...] = ()  # codes of expected errors: boto3's error passes through
+    passing: tuple[str, ...] = (
+        "InvalidSignature",
+        "RequestTimeTooSkewed",
+        "RequestExpired",
+    )  # a clock may be set
+    """Parts of the codes of errors that are not permanent even though they have a remedy."""
 
 
 _NO_QUEUE = "; create the queue, or correct its URL, region or account"
@@ -105,8 +108,8 @@ PUBLISHER = AwsUse(
     title="",
     error=BrokerError,
     remedies={},
-    attempts=2,  # the relay tries again by itself; a second attempt repairs a kept connection that was closed
-    checks_parameters=False,  # entries are made here, of text only; a check takes a quarter of a call's time
+    attempts=2,  # the relay tries again itself; the second attempt is for kept connections that were closed
+    checks_parameters=False,  # entries are made here, from text only; checking takes a quarter of a call's time
 )
 SQS_PUBLISHER = replace(
     PUBLISHER, service="sqs", title="SQS", remedies={"AccessDenied": "; grant sqs:SendMessage", **_QUEUE_REMEDIES}
@@ -146,7 +149,7 @@ STEP_FUNCTIONS = AwsUse(
     connections=32,
 )
 
-# DynamoDB answers within milliseconds, and a lease runs while its owner waits for an answer.
+# DynamoDB answers within milliseconds, and a lease expires while its owner waits for an answer.
 DYNAMODB = AwsUse(
     service="dynamodb",
     title="DynamoDB",
@@ -161,16 +164,16 @@ DYNAMODB = AwsUse(
     read_seconds=5.0,
     connections=32,
     answers=("ConditionalCheckFailedException",),
-    passing=(),  # a lease runs, and nothing waits for a clock
+    passing=(),  # a lease expires: nothing waits for a clock to be set
 )
 
 
 def make_client(use: AwsUse[Any], *, region: str | None = None) -> Any:
-    """Make a client for a use in a region; None: the one that boto3 is configured for.
+    """Return a client for a use in a region; None uses the region that boto3 is configured for.
 
-    Raises ``BotoCoreError``: boto3 has no region, or is configured wrongly.
+    Raises ``BotoCoreError`` if boto3 has no region or is configured wrongly.
     """
-    # A session of its own: boto3's default one is not made for several threads.
+    # A session of its own: boto3's default session is not thread-safe.
     session = botocore.session.get_session()
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
     return session.create_client(
@@ -190,7 +193,7 @@ def make_client(use: AwsUse[Any], *, region: str | None = None) -> Any:
 
 @cache
 def _loader(data_path: str | None) -> Loader:
-    """Return what has read botocore's descriptions of AWS: to read them takes most of the time that a client takes.
+    """Return a loader that caches botocore's descriptions of AWS: reading them takes most of the time to make a client.
 
     It has no lock and needs none: two threads at once read the same thing twice.
     """
@@ -200,7 +203,7 @@ def _loader(data_path: str | None) -> Loader:
 def _user_agent(session: botocore.session.Session) -> str:
     """Return a fixed text: boto3 builds its own twice for each call, which takes a tenth of the call's time.
 
-    The application's id is there, as boto3 writes it, where it is set.
+    It includes the application's id, if that is set, in boto3's format.
     """
     app_id = session.get_config_variable("user_agent_appid") or ""
     app = f" app/{re.sub(_NOT_IN_USER_AGENT, '-', app_id)}" if app_id else ""
@@ -217,18 +220,18 @@ def sqs_client(
     connections: int = 10,
     checks_parameters: bool = True,
 ) -> "SQSClient":
-    """Make a client of SQS for those who receive: its calls last as long as long polls.
+    """Return a client of SQS for receivers: its calls may last as long as long polls.
 
-    Without a configured region, the one in the queue's URL is taken.
+    Without a configured region, it uses the one in the queue's URL.
 
     Args:
         queue_url: the queue's URL.
         wait_seconds: the longest long poll.
-        connections: how many calls may be under way at once.
+        connections: how many calls may be in progress at once.
         checks_parameters: whether boto3 checks a call's parameters before it sends them.
 
     Raises:
-        BrokerError: boto3 has no region, or is configured wrongly.
+        BrokerError: boto3 has no region or is configured wrongly.
     """
     in_url = re.match(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com", queue_url)
     with translated(SQS, queue_url):
@@ -250,15 +253,15 @@ def dynamodb_client(
     read_seconds: float = DYNAMODB.read_seconds,
     connections: int = DYNAMODB.connections,
 ) -> "DynamoDBClient":
-    """Make a client of DynamoDB whose calls end soon.
+    """Return a client of DynamoDB with short timeouts.
 
     Args:
-        attempts: of a call, by boto3 itself: it repeats throttled calls, and those whose answer was lost.
+        attempts: how often boto3 itself tries a call: it repeats throttled calls and those whose answer was lost.
         connect_seconds, read_seconds: how long an attempt waits for a connection, and for an answer.
-        connections: how many calls may be under way at once.
+        connections: how many calls may be in progress at once.
 
     Raises:
-        LedgerError: boto3 has no region, or is configured wrongly.
+        LedgerError: boto3 has no region or is configured wrongly.
     """
     with translated(DYNAMODB, "any table"):
         client: DynamoDBClient = make_client(
@@ -274,7 +277,7 @@ def dynamodb_client(
 
 
 def stepfunctions_client(region: str | None = None) -> "SFNClient":
-    """Make a client of Step Functions whose calls end soon.
+    """Return a client of Step Functions with short timeouts.
 
     Args:
         region: where the state machine is; None leaves it to boto3.
@@ -284,17 +287,17 @@ def stepfunctions_client(region: str | None = None) -> "SFNClient":
 
 
 class RegionalClients:
-    """Clients of one use, one for each region, made when they are needed. May be used by several threads."""
+    """Clients of one use, one per region, made when they are needed. Several threads may use it."""
 
     def __init__(self, use: AwsUse[Any], given: Any = None) -> None:
-        """Nothing is made yet; ``given`` is a client to use for everything."""
+        """``given`` is a client to use for everything."""
         self._use = use
         self._given = given
         self._made: dict[str | None, Any] = {}
         self._making = threading.Lock()
 
     def of(self, region: str | None) -> Any:
-        """Return the client for a region, as ``make_client`` makes it; None: for the one that is configured."""
+        """Return the client for a region, made by ``make_client``; None means the configured region."""
         if self._given is not None:
             return self._given
         if (client := self._made.get(region)) is None:
@@ -304,7 +307,7 @@ class RegionalClients:
         return client
 
     def close(self) -> None:
-        """Close the connections of those that were made."""
+        """Close the connections of the clients that were made here."""
         for client in self._made.values():
             client.close()
         self._made.clear()
@@ -324,10 +327,10 @@ def translated(use: AwsUse[Any], target: str, remedies: Mapping[str, str] | None
 def translation(
     use: AwsUse[_Error], error: Exception, target: str, remedies: Mapping[str, str] | None = None
 ) -> _Error:
-    """Return what boto3 says in our words, with the remedy: permanent if there is one, but for ``use.passing``.
+    """Return boto3's error as ours, with the remedy. It is permanent if there is a remedy, except for ``use.passing``.
 
-    ``target`` is the queue's URL, the table, or what else the call was about. ``remedies`` are this call's, before
-    those of the use; ``{table}`` and ``{operation}`` are filled in.
+    ``target`` is what the call was about: a queue's URL, a table, or something else. ``remedies`` are this call's, and
+    come before those of the use; ``{table}`` and ``{operation}`` are filled in.
     """
     operation, code = "", code_of(error)
     verb = "reached" if isinstance(error, ConnectionFailed | HTTPClientError) else "used"
@@ -339,17 +342,17 @@ def translation(
     elif not isinstance(error, BotoCoreError):
         text = f"{use.title} gave an answer that cannot be read: {error}"
     rows = (row for table in (remedies or {}, use.remedies, _REMEDIES) for row in table.items())
-    # A part of AWS's code is enough, as services call the same thing differently; NotFound is no part of boto3's names.
+    # A part of AWS's code is enough: services call the same thing differently. Exceptions of boto3 match by full name.
     remedy = next((text for name, text in rows if name == code or (operation and name in code)), "")
     permanent = bool(remedy) and not any(part in code for part in use.passing)
     return use.error(text + remedy.format(operation=operation, table=target), permanent=permanent)
 
 
 def _shortened(message: str) -> str:
-    """Return what AWS says in one line, without what is other in each answer: the text of an outage stays the same.
+    """Return AWS's text in one line, without what differs in each answer, so that the text of an outage stays the same.
 
-    It is cut, as a remedy follows, and a status keeps 500 characters of both. A wrong signature's goes on with the
-    whole request.
+    It is cut because a remedy follows and a status keeps 500 characters of both. The text about a wrong signature would
+    go on with the whole request.
     """
     line = _OTHER_EACH_TIME.sub("…", next(iter(message.splitlines()), ""))
     return f"{line[:MESSAGE_CHARACTERS]}…" if len(line) > MESSAGE_CHARACTERS else line.rstrip(".")
@@ -363,4 +366,4 @@ def code_of(error: Exception) -> str:
 
 
 _OTHER_EACH_TIME = re.compile(r"\b\d{8}T\d{6}Z\b|(?<=Request ID: )[\w-]+")
-"""The times of a signature, and the ids of calls that a service has made to another one, such as SQS to KMS."""
+"""The times of signatures, and the ids of calls that one service has made to another, such as SQS to KMS."""

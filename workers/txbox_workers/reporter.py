@@ -1,8 +1,8 @@
-"""The reporter: writes a worker's row in worker_report every few seconds, and learns by it whether it is paused.
+"""The reporter: write a worker's row in worker_report every few seconds, and learn whether the worker is paused.
 
-One statement in a transaction of its own, from a thread of its own. So an idle worker, too, notices within seconds
-that the database is lost. While it cannot be reached, the worker stays as it is: paused or not. A worker that is killed
-leaves its row behind, which is stale after a while.
+It sends one statement in a transaction of its own, from a thread of its own. So even an idle worker notices within
+seconds that the database is lost. While the database cannot be reached, the worker stays as it is, paused or not. A
+killed worker leaves its row behind, which is stale after a while.
 """
 
 import json
@@ -32,21 +32,21 @@ from txbox.status.activity import KEPT_DAYS
 from txbox.text import host_name, storable, text_of
 
 REPORT_SECONDS = 3.0
-"""Between two reports; and so long until a pause is noticed, at most."""
+"""The time between two reports, and so the longest until a pause is noticed."""
 
 RATE_SECONDS = 1.0
-"""The shortest time of which a rate is computed: a change of state is reported at once."""
+"""The shortest time from which a rate is computed: a change of state is reported at once."""
 
 GIVE_WAY_SECONDS = 0.2
 """How long a polling thread waits for a report that waits for a connection."""
 
 STOP_SECONDS = 5.0
-"""How long the end of a worker waits for its row to be deleted."""
+"""How long a stopping worker waits for its row to be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportPlace:
-    """Where the tables are that a worker reports to."""
+    """The tables that a worker reports to."""
 
     engine: Engine
     schema: str | None
@@ -55,24 +55,22 @@ class ReportPlace:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """How a worker stands."""
+    """A worker's current figures."""
 
     state: str  # working, paused or drained
-    outcomes: Mapping[str, int]  # how many deliveries came to which outcome
-    deadlocks: int  # transactions of handlers that the database has rolled back because of a deadlock
-    retries: int  # transactions that were run again, those after deadlocks included
-    last_batch_at: float | None  # when the last deliveries came, by ``time.monotonic``; None: none did
-    oldest_sent_at: datetime | None  # when the oldest message of these was sent; None: not known
+    outcomes: Mapping[str, int]  # how many deliveries had which outcome
+    deadlocks: int  # handlers' transactions that the database rolled back because of a deadlock
+    retries: int  # transactions that ran again, including those after deadlocks
+    last_batch_at: float | None  # when the last deliveries came, by ``time.monotonic``; None: none so far
+    oldest_sent_at: datetime | None  # when the oldest of those messages was sent; None: unknown
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What is added up as activity."""
+        """The counts that are added up as activity."""
         return {**self.outcomes, "deadlocks": self.deadlocks, "retries": self.retries}
 
 
 class ReportStatements(SqlFile, file="reporter.sql"):
-    """The statements of ``reporter.sql``."""
-
     bind_report: str
     read_pause: str
     report: str
@@ -97,17 +95,18 @@ class WorkerReporter:
         on_outage: Callable[[Exception], None],
         call: Call = lambda work: work(),
     ) -> None:
-        """Prepare; nothing is connected before ``start``.
+        """Prepare. It does not connect before ``start``.
 
         Args:
-            place: where to.
-            subscriber_id: whose worker it is.
+            place: where to report.
+            subscriber_id: the worker's subscriber.
             source: the name of its source.
-            source_retention_seconds: how long the source keeps a message; None: not known.
-            figures: returns how the worker stands.
-            on_answer: called after each report, with the pause of the subscriber, or None.
-            on_outage: called with the error when a report could not be made because of an outage of the database.
-            call: calls what uses the engine, and returns its result; from the reporter's thread, and that of ``start``.
+            source_retention_seconds: how long the source keeps a message; None if unknown.
+            figures: returns the worker's figures.
+            on_answer: called after each report, with the subscriber's pause or None.
+            on_outage: called with the error when an outage of the database has prevented a report.
+            call: calls what uses the engine and returns its result; used in the reporter's thread and in that of
+                ``start``.
         """
         self._engine = place.engine
         self._statements = ReportStatements.load(place.schema, place.prefix)
@@ -124,7 +123,7 @@ class WorkerReporter:
         self._on_answer = on_answer
         self._on_outage = on_outage
         self._call = call
-        # A worker that was stopped, and started again, goes on counting.
+        # A worker that was stopped and started again keeps its counts.
         self._counted_before = json.dumps(figures().counts)
         self._counted: Mapping[str, int] = {}
         self._counted_at = time.monotonic()
@@ -137,7 +136,7 @@ class WorkerReporter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Ask for the first time, so that a worker of a paused subscriber starts paused, and start the thread.
+        """Ask once, so that a worker of a paused subscriber starts paused; then start the thread.
 
         Raises:
             SchemaMissing: the tables do not exist, or are of an older version.
@@ -172,14 +171,14 @@ class WorkerReporter:
             return self._asked(connection, self._statements.read_pause, self._worker)
 
     def wake(self) -> None:
-        """Have the next report be made at once."""
+        """Make the next report at once."""
         self._wake.set()
 
     def give_way(self) -> None:
-        """Wait while a report waits for a connection; called by a thread that has just given its own back.
+        """Wait while a report waits for a connection. A thread calls this when it has just given its own back.
 
-        A pool gives a connection to the first that asks. If it has one for each polling thread and no more, a thread
-        that is busy asks again at once, and no report would ever have one: no pause would be noticed.
+        A pool gives a connection to the first that asks. If it has only one for each polling thread, a busy thread asks
+        again at once, no report would ever get one, and no pause would be noticed.
         """
         self._connected.wait(GIVE_WAY_SECONDS)
 
@@ -196,7 +195,7 @@ class WorkerReporter:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            # Not all workers that were started together at the same time.
+            # Spread out the reports of workers that were started together.
             self._wake.wait(REPORT_SECONDS * random.uniform(0.8, 1.0))  # noqa: S311 - no secret
             self._wake.clear()
             if self._ended.is_set():
@@ -220,7 +219,7 @@ class WorkerReporter:
         with short_transaction(self._engine) as connection:
             run(connection, self._statements.bind_report, self._worker)
             run(connection, self._statements.report, self._values(time.monotonic()))
-        # What it has done stays in the charts, also if its row cannot be deleted.
+        # The worker's counts stay in the charts even if its row cannot be deleted.
         with short_transaction(self._engine) as connection:
             run(connection, self._statements.bind_report, self._worker)
             run(connection, self._statements.delete_report, {**self._worker, "kept": timedelta(days=KEPT_DAYS)})
@@ -261,7 +260,7 @@ class WorkerReporter:
         return None if row is None else Pause(**with_moments(row, "paused_at"))
 
     def _log_failure(self, error: Exception) -> None:
-        """Log the first of several failures in a row."""
+        """Log only the first of several failures in a row."""
         if not self._failing:
             _log.warning("%s cannot report that it works, and notices no pause: %s", self._name, text_of(error))
         self._failing = True

@@ -1,4 +1,4 @@
-"""The heartbeat: extends the visibility of deliveries while their handlers run."""
+"""The heartbeat: extend the visibility of deliveries while their handlers run."""
 
 import math
 import threading
@@ -22,8 +22,8 @@ class _Watched:
 class VisibilityHeartbeat:
     """Extends the visibility of every watched delivery, from one thread, well before it ends.
 
-    A delivery is extended when half of its time has passed, so that a call that fails does not lose it, unless it takes
-    the other half to fail. Time is measured by the monotonic clock.
+    A delivery is extended after half of its visibility has passed. So a failed call does not lose it, unless failing
+    takes the other half. Time is measured by the monotonic clock.
     """
 
     def __init__(self, source: Source, on_failure: Callable[[Delivery, str], None]) -> None:
@@ -42,11 +42,11 @@ class VisibilityHeartbeat:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, unless deliveries of this source never end."""
+        """Start the thread, unless this source's deliveries never expire."""
         if self._source.visibility_seconds is None:
             return
         if self._thread is not None and self._thread.is_alive():
-            return  # of a start that failed half way
+            return  # left over from a start that failed halfway
         self._stopping = False
         self._thread = threading.Thread(
             target=run_until_return,
@@ -71,7 +71,7 @@ class VisibilityHeartbeat:
 
         Args:
             deliveries: which ones.
-            received_at: a reading of ``time.monotonic`` when they arrived.
+            received_at: when they arrived, by ``time.monotonic``.
         """
         seconds = self._source.visibility_seconds
         if seconds is None:
@@ -80,11 +80,11 @@ class VisibilityHeartbeat:
         with self._changed:
             for delivery in deliveries:
                 self._watched[delivery.receipt] = _Watched(delivery, due)
-            if due < self._wakes_at:  # seldom: the thread sleeps until an earlier batch was due, settled or not
+            if due < self._wakes_at:  # rare: the thread sleeps until an earlier batch is due, settled or not
                 self._changed.notify()
 
     def forget(self, deliveries: Iterable[Delivery]) -> None:
-        """Leave deliveries alone from now on; a call that is under way may still extend them once."""
+        """Stop extending deliveries. A call in progress may still extend them once."""
         with self._changed:
             if self._watched:
                 for delivery in deliveries:
@@ -119,14 +119,14 @@ class VisibilityHeartbeat:
         try:
             refused = self._source.extend_visibility(deliveries, seconds)
         except Exception as error:  # noqa: BLE001 - a heartbeat that ends silently loses every delivery it watches
-            # Half of the time is still left: enough for a few more tries.
+            # Half of the visibility is left: enough for a few more tries.
             next_due = time.monotonic() + min(_RETRY_SECONDS, seconds / 10)
             failures = [(delivery, text_of(error)) for delivery in deliveries]
         else:
             next_due = asked_at + seconds / 2
             failures = [(delivery, refused[delivery.receipt]) for delivery in deliveries if delivery.receipt in refused]
         with self._changed:
-            # One that was settled meanwhile is not watched any more, and its refusal is no news.
+            # A delivery that was settled meanwhile is no longer watched, and its refusal does not matter.
             failures = [(delivery, why) for delivery, why in failures if delivery.receipt in self._watched]
             for receipt in refused:
                 self._watched.pop(receipt, None)

@@ -1,10 +1,10 @@
-"""The worker: takes deliveries from a source, has them processed, and settles them with the source.
+"""The worker: take deliveries from a source, process them, and settle them with the source.
 
 Each message goes this way, in one thread or through several (``polling``)::
 
     receive → process (transactions) → ack what has committed, hand back what has not
 
-The ack comes after the commit, so what dies in between leads to a redelivery, and the inbox rejects that.
+The ack comes after the commit, so a crash in between leads to a redelivery, which the inbox rejects.
 """
 
 import logging
@@ -51,8 +51,8 @@ T = TypeVar("T")
 class Worker(Service):
     """Processes the messages of one source, each exactly once in effect.
 
-    ``stop`` finishes the transactions under way, and hands back to the source what was not begun; so does a pause of
-    its subscriber (``txbox.operations.pauses``), after which nothing is received until it ends.
+    ``stop`` finishes the transactions in progress and hands back to the source what was not begun. A pause of its
+    subscriber (``txbox.operations.pauses``) does the same, and nothing is received until it ends.
     """
 
     _of = ""
@@ -60,7 +60,7 @@ class Worker(Service):
 
     @lists_options(WorkerOptions)
     def __init__(self, source: Source, **options: Unpack[WorkerOptions]) -> None:
-        """Put a worker together; nothing is connected before ``start`` or ``run``.
+        """Make a worker. It does not connect before ``start`` or ``run``.
 
         Args:
             source: where deliveries come from.
@@ -105,16 +105,16 @@ class Worker(Service):
 
     @property
     def counts(self) -> Mapping[Outcome, int]:
-        """How many deliveries came to which outcome since the worker was made."""
+        """How many deliveries had which outcome since the worker was made."""
         return self._activity.counts
 
     @property
     def message_type(self) -> MessageType | None:
-        """What its handler's messages are read as; None: it takes the messages themselves."""
+        """The type that bodies are read as for the handler; None if the handler takes the messages themselves."""
         return self._options.arguments.message_type
 
     def add_hook(self, hook: Hook) -> None:
-        """Have one more hook get every event, before the start; raises as ``Service.add_hook``."""
+        """Add a hook for every event, before the start; raises like ``Service.add_hook``."""
         super().add_hook(hook)
         self._has_hooks = True
 
@@ -133,7 +133,7 @@ class Worker(Service):
         return {f"txbox-{self.subscriber_id}-{name}": self._until_stop(work) for name, work in works.items()}
 
     def _with_database(self, work: Callable[[], T]) -> T:
-        """Call, from a thread of its own, what uses the engine."""
+        """Call what uses the engine, from a thread other than an event loop's."""
         return work()
 
     def _make_poller(self) -> Poller:
@@ -175,7 +175,7 @@ class Worker(Service):
     def _stopped(self, finished: bool) -> None:
         self._emit(Stopped, drained=finished)
 
-    # --- its reports, and pauses --------------------------------------------------------------------------------------
+    # --- reports and pauses -------------------------------------------------------------------------------------------
 
     def _start_reporter(self) -> None:
         place = self._options.report_place
@@ -205,7 +205,7 @@ class Worker(Service):
         return figures
 
     def _heed(self, pause: Pause | None) -> None:
-        """Pause, or go on, as the database says."""
+        """Pause or resume, as the database says."""
         if self._activity.report_restored():
             self._emit(DatabaseRestored)
         if not self._activity.heed(pause, self._stopping):
@@ -219,7 +219,7 @@ class Worker(Service):
         self._report_soon()
 
     def _report_soon(self) -> None:
-        """Have what it is now reported at once."""
+        """Report the current state at once."""
         if self._reporter is not None:
             self._reporter.wake()
 
@@ -228,14 +228,14 @@ class Worker(Service):
             self._emit(DatabaseLost, error=error, pause_seconds=REPORT_SECONDS)
 
     def _give_way(self) -> None:
-        """Between two transactions: let a report have the connection that this thread has given back."""
+        """Let a report have the connection that this thread has given back, between two transactions."""
         if self._reporter is not None:
             self._reporter.give_way()
 
-    # --- its threads -------------------------------------------------------------------------------------------------
+    # --- threads -----------------------------------------------------------------------------------------------------
 
     def _until_stop(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Return the body of a thread; the last one to leave closes what they share, however they were stopped."""
+        """Return the body of a thread. The last thread to end closes what they share, however they were stopped."""
 
         def run() -> None:
             work()

@@ -1,4 +1,4 @@
-"""DynamoDB: a ledger of leases, and ids in items."""
+"""DynamoDB: a ledger of leases, and message ids in items."""
 
 from txbox_aws.clients import dynamodb_client
 from txbox_aws.dynamodb.ledger import DynamoDBLedger

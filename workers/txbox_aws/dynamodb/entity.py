@@ -1,11 +1,11 @@
-"""Ids in DynamoDB's items: the twins of ``txbox.entities``. Needs ``pip install 'txbox[aws]'``.
+"""Keep message ids in DynamoDB's items, like ``txbox.entities`` in tables. Needs ``pip install 'txbox[aws]'``.
 
-One UpdateItem changes the item and its ids under a condition, which DynamoDB evaluates and applies as one.
+One UpdateItem changes the item and its ids under a condition. DynamoDB evaluates and applies it atomically.
 
 ``update_once``
     adds the message's id to a set in the item. **The set grows**: an item holds 400 KB, about 10,000 ids of 36
-    characters, and an update is paid by the size of the whole item. It fits items that few messages change: an order, a
-    payment, a booking. Delete finished items (or have DynamoDB's TTL do it); take an id out of the set
+    characters, and an update is charged by the size of the whole item. It suits items that few messages change: an
+    order, a payment, a booking. Delete finished items (or let DynamoDB's TTL do it); take an id out of the set
     (``DELETE processed_message_ids :ids``) once its message cannot come again; or use ``update_if_newer``, or a ledger
     (``txbox.leases``), whose ids expire by themselves.
 
@@ -19,9 +19,9 @@ When two clients, A and B, apply the same message to one item::
     B: UpdateItem ──────────── the condition   B: False
                                is not met
 
-An answer may be lost after the update was applied. boto3 then repeats the call by itself, the repetition finds the id,
-and False is returned: the effect is there, once, but no call has returned True. What else is to be done for a message,
-do not do it "if True"; do it for False too, under its own protection.
+The answer may be lost after the update was applied. boto3 then repeats the call itself, the repeated call finds the id,
+and False is returned: the effect is there, once, but no call has returned True. So do not do further work for a message
+only "if True"; do it for False too, protected in its own way.
 """
 
 import re
@@ -43,7 +43,7 @@ IDS = "processed_message_ids"
 """The attribute that holds the ids of messages."""
 
 HIGHEST = "highest_event_id"
-"""What the attributes that hold the highest event ids start with; a colon and the source follow."""
+"""The prefix of the attributes that hold the highest event ids; a colon and the source follow."""
 
 
 def update_once(
@@ -59,7 +59,7 @@ def update_once(
     ids: str = IDS,
     create: bool = False,
 ) -> bool:
-    """Update one item unless the message has done so before; one UpdateItem.
+    """Update one item, unless it has this message's id already, with one UpdateItem.
 
     ::
 
@@ -73,25 +73,25 @@ def update_once(
         table: the table's name.
         key: the item's primary key, as Python values.
         message_id: the id of the message.
-        update: what to do, an UpdateExpression; may be empty.
-        values: what its ``:placeholders`` stand for, as Python values (int, Decimal, str, bytes, bool, None, and
-            lists, dicts and sets of these).
-        names: what its ``#placeholders`` stand for.
-        condition: another ConditionExpression that has to be met.
-        ids: the attribute that holds the ids, a set of texts that nothing else writes to.
-        create: make the item if it is not there.
+        update: the change, an UpdateExpression; may be empty.
+        values: the values of its ``:placeholders``, as Python values (int, Decimal, str, bytes, bool, None, and lists,
+            dicts and sets of these).
+        names: the names of its ``#placeholders``.
+        condition: a further ConditionExpression that must be met.
+        ids: the attribute that holds the ids, a set of strings that nothing else writes to.
+        create: create the item if it does not exist.
 
     Returns:
-        True: applied. False: a duplicate, the item has this id; after a lost answer, perhaps by this very call (see
-        the module).
+        True if applied. False for a duplicate: the item has this id, after a lost answer perhaps from this very call
+            (see the module).
 
     Raises:
-        EntityMissing: there is no such item, and none is to be created.
-        client.exceptions.ConditionalCheckFailedException: ``condition`` is not met; nothing was changed, and the id
-            is not recorded. As boto3 raises it, with the item in ``response["Item"]``.
+        EntityMissing: there is no such item, and ``create`` is false.
+        client.exceptions.ConditionalCheckFailedException: ``condition`` is not met; nothing was changed, and the id is
+            not recorded. As boto3 raises it, with the item in ``response["Item"]``.
         InvalidMessageId: the id cannot be kept.
         InvalidConfiguration: a placeholder begins like ours, ``#txbox`` or ``:txbox``; or the attribute ``ids`` holds
-            something else than a set of texts.
+            something other than a set of strings.
         LedgerError: DynamoDB could not be reached, or refused the call.
         TypeError: DynamoDB cannot keep a value.
     """
@@ -130,7 +130,7 @@ def update_if_newer(
     highest: str = HIGHEST,
     create: bool = False,
 ) -> bool:
-    """Update one item if the event is higher than all of its source before; one UpdateItem.
+    """Update one item if the event's id is higher than all earlier ones of its source, with one UpdateItem.
 
     ::
 
@@ -139,15 +139,15 @@ def update_if_newer(
             update="SET price = :price", values={":price": event["price"]},
         )
 
-    ``txbox.entities.update_if_newer`` defines what ids have to be. The other arguments are those of ``update_once``.
+    ``txbox.entities.update_if_newer`` defines what ids must be. The other arguments are those of ``update_once``.
 
     Args:
-        source: what gives out the ids; 1 to 200 bytes. Ids of different sources are not compared.
+        source: the issuer of the ids; 1 to 200 bytes. Ids of different sources are not compared.
         event_id: a number of up to 38 digits, compared as a number, or a text, compared byte by byte.
-        highest: what the attribute's name starts with that holds the highest id; ``:`` and the source follow.
+        highest: the prefix of the attribute that holds the highest id; ``:`` and the source follow.
 
     Returns:
-        True: applied. False: a duplicate, or overtaken; after a lost answer, perhaps by this very call.
+        True if applied. False for a duplicate or an overtaken event; after a lost answer, perhaps by this very call.
 
     Raises:
         EntityMissing, client.exceptions.ConditionalCheckFailedException, LedgerError, TypeError: as ``update_once``.
@@ -160,7 +160,7 @@ def update_if_newer(
     call = _ConditionalUpdate(client, table, key, create=create, names=names, values=values, condition=condition)
     item = call.update(
         _with_action(update, "SET", "#txbox_memory = :txbox_id"),
-        # DynamoDB compares values of one type only; checked here, so that callers need not.
+        # DynamoDB compares only values of one type; checked here so that callers need not.
         "attribute_not_exists(#txbox_memory) "
         "OR attribute_type(#txbox_memory, :txbox_type) AND #txbox_memory < :txbox_id",
         memory=attribute,
@@ -177,7 +177,7 @@ def update_if_newer(
 
 
 class _ConditionalUpdate:
-    """One UpdateItem under our condition and the caller's; after ``update``, ``refusal`` is what to raise."""
+    """One UpdateItem under our condition and the caller's. After ``update``, ``refusal`` is what to raise."""
 
     def __init__(
         self,
@@ -207,10 +207,10 @@ class _ConditionalUpdate:
         self.refusal: Exception = EntityMissing(table, ", ".join(f"{name}={part!r}" for name, part in key.items()))
 
     def update(self, update: str, condition: str, *, memory: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return None if the item was updated, or else the item as it is.
+        """Update the item and return None, or return the item as it is if a condition was not met.
 
         Raises:
-            EntityMissing: there is no item, and the condition would have been met by a new one.
+            EntityMissing: there is no item, and a new one would have met the condition.
         """
         names = {**self._names, "#txbox_memory": memory}
         conditions = [_enclosed(condition)]
@@ -230,7 +230,7 @@ class _ConditionalUpdate:
                     ExpressionAttributeValues={
                         name: typed(value) for name, value in {**self._values, **values}.items()
                     },
-                    # The item as it was when the condition was evaluated: a read of our own could see a later one.
+                    # The item as it was when the condition was evaluated: a separate read could see a later state.
                     ReturnValuesOnConditionCheckFailure="ALL_OLD",
                 )
         except self._client.exceptions.ConditionalCheckFailedException as error:
@@ -249,14 +249,14 @@ _REMEDIES = {
 
 
 def _with_action(update: str, clause: str, action: str) -> str:
-    """Return an UpdateExpression with one more action of a clause (SET or ADD), which may be in it only once."""
+    """Return an UpdateExpression with one more action in a clause (SET or ADD), which may appear only once."""
     if found := re.search(rf"(?<![#:.\w]){clause}(?!\w)", update, re.IGNORECASE):
         return f"{update[: found.end()]} {action},{update[found.end() :]}"
     return f"{update} {clause} {action}".strip()
 
 
 def _enclosed(condition: str) -> str:
-    """Return a condition in one pair of parentheses; DynamoDB refuses a second one around the same as redundant."""
+    """Return a condition in one pair of parentheses. DynamoDB refuses a second pair around it as redundant."""
     text = condition.strip()
     if text.startswith("("):
         depth = 0

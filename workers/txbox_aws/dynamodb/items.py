@@ -1,4 +1,4 @@
-"""The items in which DynamoDB keeps leases: they are read and changed here, and each answer tells the store's time."""
+"""Read and change the items in which DynamoDB keeps leases. Each response also tells the store's time."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def typed(value: Any) -> Any:
     """Return a Python value as DynamoDB's client takes it, such as ``{"N": "1"}``.
 
     Args:
-        value: None, a bool, int, Decimal, str, bytes, or a list, dict or set of these; no float, as it is not exact.
+        value: None, a bool, int, Decimal, str, bytes, or a list, dict or set of these; no float, which is not exact.
 
     Raises:
         TypeError: DynamoDB cannot keep such a value.
@@ -28,12 +28,12 @@ def typed(value: Any) -> Any:
 
 
 def plain(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item as DynamoDB's client gives it as Python values: whole numbers are int, others Decimal."""
+    """Return an item of DynamoDB's client as Python values: whole numbers become int, others Decimal."""
     return {name: _simple(_from_dynamodb.deserialize(value)) for name, value in item.items()}
 
 
 def _simple(value: Any) -> Any:
-    """Replace what boto3 makes of numbers and bytes, in lists, sets and maps too."""
+    """Replace boto3's types for numbers and bytes, also in lists, sets and maps."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else value
     if isinstance(value, Binary):
@@ -59,15 +59,15 @@ class ItemResponse:
 
     accepted: bool  # whether the condition was met
     item: dict[str, Any]
-    """As it is now, if that was asked for; or as it was, if the condition was not met; empty if there is none."""
-    clock_agreed: bool  # whether the time in it agrees with the responses before it
+    """The item as it is now, if that was requested; as it was, if the condition was not met; empty if there is none."""
+    clock_agreed: bool  # whether its time agrees with earlier responses
 
 
 class LeaseItems:
-    """The items of one subscriber. May be used by several threads at once."""
+    """The items of one subscriber. Several threads may use it at once."""
 
     def __init__(self, table: str, subscriber_id: str, client: "DynamoDBClient | None") -> None:
-        """Name the table; nothing is connected. Without a client, one is made with the first call."""
+        """Name the table without connecting. If no client is given, the first call makes one."""
         self.clock = StoreClock()
         self._table = table
         self._subscriber_id = subscriber_id
@@ -77,14 +77,14 @@ class LeaseItems:
         self._process = os.getpid()
 
     def close(self) -> None:
-        """Close the connections of the client that was made here; the next call makes another one."""
+        """Close the connections of a client that was made here. The next call makes another one."""
         with self._lock:
             own, self._own_client = self._own_client, None
         if own is not None:
             own.close()
 
     def get(self, message_id: str) -> dict[str, Any]:
-        """Return an item as it is now; empty if there is none. One consistent read."""
+        """Return an item as it is now, by one consistent read; empty if there is none."""
         request = {"TableName": self._table, "Key": self._key(message_id), "ConsistentRead": True}
         return self._call("get_item", request, "Item").item
 
@@ -101,10 +101,10 @@ class LeaseItems:
         """Change an item if it meets a condition, in one step.
 
         Args:
-            message_id: of which message.
+            message_id: the item's message.
             change, condition: expressions of DynamoDB; ``#name`` for each attribute, ``:name`` for each value.
-            values: plain ones, by their names.
-            asked_at: the reading of ``elapsed`` by which all of it was reckoned.
+            values: plain values, by name.
+            asked_at: the reading of ``elapsed`` from which the values were computed.
             returned: what the response has of an item that was changed: NONE or ALL_NEW.
         """
         request = {
@@ -122,8 +122,8 @@ class LeaseItems:
 
     def _call(self, method: str, request: dict[str, Any], part: str, asked_at: float | None = None) -> ItemResponse:
         client: Any = self._client()
-        # By asked_at the request was made, and not when it is sent: so the response shows whether what was computed
-        # from it was right, even if another thread has found better bounds in between.
+        # Count from asked_at, not from the sending: then the response shows whether the values computed from it were
+        # right, even if another thread has found better bounds in between.
         sent = elapsed() if asked_at is None else asked_at
         accepted = True
         try:
@@ -140,7 +140,7 @@ class LeaseItems:
     def _client(self) -> "DynamoDBClient":
         if self._given_client is not None:
             return self._given_client
-        if self._process != os.getpid():  # connections are no good to two processes
+        if self._process != os.getpid():  # two processes cannot share connections
             self._process, self._own_client, self._lock = os.getpid(), None, threading.Lock()
         with self._lock:
             if self._own_client is None:

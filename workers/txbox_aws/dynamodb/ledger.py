@@ -1,42 +1,43 @@
-"""A ledger in DynamoDB: an item for each message, and each step one conditional write.
+"""A ledger in DynamoDB: one item per message, and one conditional write per step.
 
 Needs ``pip install 'txbox[aws]'``. ::
 
     create_lease_table("message_lease")          # once
     ledger = DynamoDBLedger("mailing", table="message_lease")
 
-**Whose clock.** DynamoDB has no expression for the time, so an item says when its lease runs out in the *store's* time,
-as DynamoDB gives it in the ``Date`` header of every answer (see ``txbox_aws.dynamodb.store_clock``). A client's wall
+**Whose clock.** DynamoDB has no expression for the time, so an item says when its lease expires in the *store's* time,
+as DynamoDB gives it in the ``Date`` header of every response (see ``txbox_aws.dynamodb.store_clock``). A client's wall
 clock decides no lease, no fence and no time of removal. (AWS itself refuses signatures that are some minutes off; that
-is an error with a remedy.) A new lease ends so much later than what the time may be *at most*; it is taken over when
-the time is at *least* that, and ``SKEW_SECONDS`` more, for DynamoDB's hosts need not all have the same time::
+is an error with a remedy.) A new lease ends its seconds after what the time may be *at most*. It is taken over when the
+time is at *least* that plus ``SKEW_SECONDS``, because DynamoDB's hosts need not all have the same time::
 
     asked for     ├──────── seconds ────────┤                      the owner itself counts on no more than this
     in the item   ├─── up to 1 s + round trip ──┤                  expires_at = latest() + seconds
     taken over                              ├── up to 3 s + round trips ──┤    expires_at <= earliest() - SKEW_SECONDS
 
-So for others a lease lasts up to about 3 seconds longer than it was asked for, and about 1 second where many calls have
-narrowed the bounds; never shorter. Assumed is that the hosts' clocks are within ``SKEW_SECONDS``, and that nothing
-between here and DynamoDB makes up a ``Date`` or caches answers.
+So for others a lease lasts up to about 3 seconds longer than was asked for, and about 1 second longer where many calls
+have narrowed the bounds; it is never shorter. This assumes that the hosts' clocks are within ``SKEW_SECONDS``, and that
+nothing between here and DynamoDB invents a ``Date`` or caches responses.
 
-A machine that was suspended, so that even the clock that measures intervals stopped, would write leases that are
-already over. Their answer shows that, and the lease is written anew before it is used. What that clock cannot
-measure is how long a lease still lasts that was given out before.
+A machine that was suspended, so that even its interval clock stopped, would write leases that are already over. The
+response shows that, and the lease is written again before it is used. But the clock cannot measure how long a lease
+still lasts that was acquired before the suspension.
 
-**Answers that are lost.** boto3 repeats a call that was not answered, and DynamoDB may have carried it out. So each
-acquisition leaves a mark of its own, and one that is refused looks whose mark is there::
+**Lost answers.** boto3 repeats a call that was not answered, though DynamoDB may have carried it out. So each
+acquisition leaves a mark of its own, and one that is refused checks whose mark is there::
 
     acquire, mark m1 ── carried out ── answer lost
     acquire, mark m1 again ── refused: in flight, by m1: that is us
 
-For completions and releases, the fence is mark enough. A renewal that was held up on its way must not undo a later one:
-the item keeps when the owner, by its own interval clock, asked, and takes only what was asked later.
+For completions and releases, the fence is enough. A renewal that was delayed on its way must not undo a later one: the
+item keeps when the owner asked, by the owner's interval clock, and accepts only later requests.
 
 The item: ``message_id`` (hash key) and ``subscriber_id`` (range key); ``fence``, ``attempts``, ``failures``,
 ``unknown_before``; ``owner``; ``mark``; ``asked_at`` (microseconds of the owner's interval clock); ``expires_at``
 (milliseconds since 1970; absent: no owner), ``completed_at`` (the same); ``result``; ``fingerprint``; and ``remove_at``
 (seconds since 1970), after which DynamoDB removes the item. A new item's fence begins at the store's time in
-milliseconds, so it is greater than that of one that was removed. An item that should be gone and is still there counts.
+milliseconds, so it is greater than the fence of an item that was removed. An item past its removal time still counts
+while it exists.
 """
 
 import math
@@ -72,14 +73,14 @@ RETENTION_SECONDS = 15 * 24 * 60 * 60.0
 """How long a message is remembered after its last step: a day longer than SQS can keep one."""
 
 MAX_RESULT_BYTES = 400 * 1024 - 4096
-"""What DynamoDB keeps in an item, less the largest ids, an owner and the names of all attributes."""
+"""What DynamoDB keeps in an item, minus the longest ids, an owner and the names of all attributes."""
 
 WRITES = 3
-"""How often a lease is written anew whose end turns out to be reckoned wrongly."""
+"""How often a lease is written again if its end turns out to be computed wrongly."""
 
 
 class DynamoDBLedger:
-    """The leases of one subscriber's messages, in a table of DynamoDB. Implements ``Ledger``."""
+    """The leases of one subscriber's messages, in a DynamoDB table. Implements ``Ledger``."""
 
     def __init__(
         self,
@@ -89,15 +90,15 @@ class DynamoDBLedger:
         client: "DynamoDBClient | None" = None,
         retention_seconds: float = RETENTION_SECONDS,
     ) -> None:
-        """Name the subscriber and the table; nothing is connected.
+        """Name the subscriber and the table; do not connect yet.
 
         Args:
             subscriber_id: the consumer's name; each subscriber processes a message once.
             table: the table's name; see ``create_lease_table``.
-            client: boto3's client of DynamoDB; by default one is made with the first call, see ``dynamodb_client``.
-                One of yours should wait for an answer a sixth of the lease at most; boto3's default is 60 s.
-            retention_seconds: how long after its last step a message is remembered, and a duplicate detected; at least
-                60. DynamoDB removes what is older, some time later.
+            client: boto3's client of DynamoDB; by default the first call makes one, see ``dynamodb_client``. A client
+                of yours should wait for an answer for at most a sixth of the lease; boto3's default is 60 s.
+            retention_seconds: how long after its last step a message is remembered and a duplicate detected; at least
+                60. DynamoDB removes older items some time later.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -123,18 +124,18 @@ class DynamoDBLedger:
         return self._subscriber_id
 
     def close(self) -> None:
-        """Close the connections of the client that was made here; the next call makes another one."""
+        """Close the connections of a client that was made here. The next call makes another one."""
         self._items.close()
 
     def check(self) -> None:
-        """See that DynamoDB answers, and that the table exists, has our keys, and may be read and written.
+        """Raise unless DynamoDB answers and the table exists, has our keys, and may be read and written.
 
         Raises:
-            LedgerError: it is not so; permanent, with the remedy, if trying again cannot help.
+            LedgerError: this is not so; permanent, with the remedy, if trying again cannot help.
         """
         message_id = f"check {uuid.uuid4()}"
         self._items.get(message_id)
-        # Refused, as there is no such item; or else not allowed.
+        # Either refused because there is no such item, or not allowed.
         self._items.update(message_id, "SET #owner = :owner", "attribute_exists(#fence)", {"owner": owner()}, elapsed())
 
     def acquire(
@@ -144,12 +145,12 @@ class DynamoDBLedger:
         valid_message_id(message_id)
         lease_seconds = valid_lease_seconds(lease_seconds)
         for _ in range(WRITES):
-            with suppress(LeaseLost):  # it was over already, and another owner was quick
+            with suppress(LeaseLost):  # it was already over, and another owner was faster
                 return self._acquire(message_id, lease_seconds, fingerprint)
         return Acquisition(LeaseState.IN_FLIGHT)
 
     def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> None:
-        """Extend a lease from now on; see ``Ledger``. One round trip. Only the machine that asked for it may do so."""
+        """Extend a lease from now on; see ``Ledger``. One round trip. Only the machine that acquired it may do so."""
         lease_seconds = valid_lease_seconds(lease.lease_seconds if lease_seconds is None else lease_seconds)
         for _ in range(WRITES):
             asked_at, ends = self._ends(lease.message_id, lease_seconds)
@@ -165,7 +166,7 @@ class DynamoDBLedger:
                 if not (item.get("fence") == lease.fence and "expires_at" in item):
                     raise lease.mark_lost()
                 if item["asked_at"] > ends["asked_at"]:
-                    return  # another thread has renewed it since: let that one stand
+                    return  # another thread has renewed it since: that renewal stands
             if response.clock_agreed:
                 lease.mark_renewed(lease_seconds, asked_at)
                 return
@@ -178,8 +179,8 @@ class DynamoDBLedger:
         """Record that the work is done, for good; see ``Ledger``. One round trip.
 
         Raises:
-            LeaseLost: another owner has taken it over.
-            ResultNotStored: it is larger than ``MAX_RESULT_BYTES``; the message is completed without it.
+            LeaseLost: another owner has taken the lease over.
+            ResultNotStored: the result is larger than ``MAX_RESULT_BYTES``; the message is completed without it.
         """
         if result is None or len(result) <= MAX_RESULT_BYTES:
             try:
@@ -223,7 +224,7 @@ class DynamoDBLedger:
             values,
             asked_at,
         )
-        # The newest lease, without an owner: it was released before, by the call whose answer was lost perhaps.
+        # The newest lease without an owner was released before, perhaps by the call whose answer was lost.
         if not response.accepted and (response.item.get("fence") != lease.fence or "completed_at" in response.item):
             raise lease.mark_lost()
         lease.mark_ended()
@@ -232,10 +233,10 @@ class DynamoDBLedger:
         """Ask for a lease once.
 
         Raises:
-            LeaseLost: its end was reckoned wrongly, and it was over before it could be written anew.
+            LeaseLost: its end was computed wrongly, and it was over before it could be written again.
         """
         if not self._items.clock.is_precise(elapsed()):
-            # To begin with, what time is it? The item that comes along may answer the request already.
+            # First find out the time. The item that comes with it may already answer the request.
             item = self._items.get(message_id)
             earliest = self._items.clock.earliest(elapsed())
             if (acquisition := self._refused(item, earliest, message_id, fingerprint)) is not None:
@@ -254,11 +255,11 @@ class DynamoDBLedger:
             "one": 1,
         }
         # The condition is evaluated and the item written in one step. So of two that find an expired lease, the second
-        # one finds the first one's:
+        # finds the first one's:
         #
         #   A  UpdateItem: expired: takes it
         #   B     UpdateItem: waits for the item ─┘ expires_at is A's, later than :over: refused
-        # Nor does a call that comes twice take again what it has taken, even if that was released or ran out meanwhile.
+        # A call that arrives twice does not take its lease again, even if that was released or expired meanwhile.
         condition = (
             "attribute_not_exists(#completed_at) AND (attribute_not_exists(#expires_at) OR #expires_at <= :over) "
             "AND (attribute_not_exists(#mark) OR #mark <> :mark)"
@@ -290,7 +291,7 @@ class DynamoDBLedger:
             if not response.clock_agreed:
                 self.renew(lease)
             return Acquisition(LeaseState.ACQUIRED, lease)
-        # By the same reading as the condition: so what was refused is never free here.
+        # With the same reading as the condition, so that what was refused is never free here.
         acquisition = self._refused(item, earliest, message_id, fingerprint)
         if acquisition is None:
             raise LedgerError(f"DynamoDB refused a lease of {message_id} that is free: {sorted(item)}")
@@ -299,7 +300,7 @@ class DynamoDBLedger:
     def _refused(
         self, item: Mapping[str, Any], earliest: float, message_id: str, fingerprint: bytes | None
     ) -> Acquisition | None:
-        """Return what an item means for a request that was not given the lease; see ``acquisition_from``."""
+        """Return what an item means for a request that was refused the lease; see ``acquisition_from``."""
         expires_at = item.get("expires_at")
         record = LeaseRecord(
             completed="completed_at" in item,
@@ -323,12 +324,12 @@ class DynamoDBLedger:
             values,
             asked_at,
         )
-        # Completed by the same lease: by an earlier call, or by the call whose answer was lost.
+        # If the same lease completed it, that was an earlier call, or this one, whose answer was lost.
         if not response.accepted and (response.item.get("fence") != lease.fence or "completed_at" not in response.item):
             raise lease.mark_lost()
 
     def _ends(self, message_id: str, seconds: float) -> tuple[float, dict[str, Any]]:
-        """Return a reading of the interval clock, and what an item says of a lease that was asked for then."""
+        """Return a reading of the interval clock, and an item's values for a lease requested at that reading."""
         asked_at, now, remove_at = self._now(message_id, seconds)
         return asked_at, {
             "expires_at": math.ceil((now + seconds) * 1000),
@@ -337,7 +338,7 @@ class DynamoDBLedger:
         }
 
     def _now(self, message_id: str, seconds: float = 0.0) -> tuple[float, float, int]:
-        """Return a reading of the interval clock, the store's latest time then, and when an item is to be removed."""
+        """Return a reading of the interval clock, the store's latest possible time then, and when to remove an item."""
         if not self._items.clock.is_precise(elapsed()):
             self._items.get(message_id)
         at = elapsed()

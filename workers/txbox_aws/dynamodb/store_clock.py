@@ -1,15 +1,15 @@
-"""DynamoDB's clock, which it tells along with its answers, in whole seconds. Pure: no I/O, no wall clock.
+"""Track DynamoDB's clock, whose time comes with its responses in whole seconds. Pure: no I/O, no wall clock.
 
-An answer that bears the time D, to a request that was sent at the reading s of a clock that measures intervals and
-answered at r, says: at some moment from s to r, the store's time was from D to less than D + 1::
+A response with the time D, to a request sent at reading s of an interval clock and answered at r, says: at some moment
+from s to r, the store's time was from D to less than D + 1::
 
     our readings     ──── s ─────────────── r ──────────── t ───→
                              D ≤ time < D + 1
     so at t, it is at least  D + (t - r)  and less than  D + 1 + (t - s)
 
-An instant is therefore not a number but an interval; take the end that is safe (J. C. Corbett et al., "Spanner:
-Google's Globally-Distributed Database", OSDI 2012, section 3, "TrueTime"; K. Marzullo and S. Owicki, "Maintaining the
-time in a distributed system", PODC 1983). The best bounds of all answers are kept.
+So a time is not a number but an interval; use the end that is safe (J. C. Corbett et al., "Spanner: Google's
+Globally-Distributed Database", OSDI 2012, section 3, "TrueTime"; K. Marzullo and S. Owicki, "Maintaining the time in a
+distributed system", PODC 1983). The best bounds of all responses are kept.
 """
 
 import threading
@@ -22,10 +22,10 @@ from txbox.errors import LedgerError
 from txbox.leases.server_clock import DRIFT
 
 SKEW_SECONDS = 1.0
-"""How far the clocks of any two of the store's hosts may be apart. Those of one provider differ by milliseconds."""
+"""How far apart the clocks of any two of the store's hosts may be. Those of one provider differ by milliseconds."""
 
 RESOLUTION_SECONDS = 1.0
-"""Of the times that come with the answers."""
+"""The resolution of the times in the responses."""
 
 PRECISE_SECONDS = 2.0
 """How far apart the bounds of a precise time may be: a call, and some minutes without one."""
@@ -33,7 +33,7 @@ PRECISE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The store's time minus our reading, at least or at most, and as of which reading."""
+    """A lower or upper bound of the store's time minus our reading, and the reading when it was found."""
 
     offset: float
     at: float
@@ -46,7 +46,7 @@ class _Bound:
 
 
 class StoreClock:
-    """The bounds of a store's time. May be used by several threads at once."""
+    """The bounds of a store's time. Several threads may use it at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,29 +54,29 @@ class StoreClock:
         self._distrusted_until = float("-inf")
 
     def is_precise(self, at: float) -> bool:
-        """Whether the bounds are close, at a reading of our clock: they move apart while there are no answers."""
+        """Whether the bounds are close at a reading of our clock. They drift apart while no responses come."""
         if self._bounds is None:
             return False
         lower, upper = self._bounds
         return upper.highest(at) - lower.lowest(at) <= PRECISE_SECONDS
 
     def observe(self, date: float, *, sent: float, received: float) -> bool:
-        """Learn from an answer.
+        """Learn from a response.
 
         Args:
-            date: the time in it, in seconds since 1970, cut off to whole ones.
-            sent, received: readings of our clock, before the request and after its answer.
+            date: the time in it, in seconds since 1970, truncated to whole seconds.
+            sent, received: readings of our clock, before the request and after its response.
 
         Returns:
-            False: it contradicts those before it, or another one has done so since the request. Our clock stood still
-            meanwhile (a virtual machine that was suspended), or one of the store's hosts has a wrong time: what was
-            reckoned for that request may be wrong.
+            False if it contradicts earlier responses, or another one has done so since the request. Either our clock
+                stood still meanwhile (in a suspended virtual machine), or one of the store's hosts has a wrong time:
+                what was computed for that request may be wrong.
         """
         lower = _Bound(date - received, sent)
         upper = _Bound(date + RESOLUTION_SECONDS - sent, sent)
         with self._lock:
             if sent < self._distrusted_until:
-                return False  # reckoned before another thread came upon the contradiction
+                return False  # computed before another thread found the contradiction
             if self._bounds is None:
                 self._bounds = lower, upper
                 return True
@@ -89,7 +89,7 @@ class StoreClock:
             if agreed:  # the best of both
                 lower = max(lower_before, lower, key=lambda bound: bound.lowest(now))
                 upper = min(upper_before, upper, key=lambda bound: bound.highest(now))
-            else:  # either may be right: the truth is between the ends of both, until the next answer
+            else:  # either may be right: use the outer ends of both until the next response
                 lower = min(lower_before, lower, key=lambda bound: bound.lowest(now))
                 upper = max(upper_before, upper, key=lambda bound: bound.highest(now))
                 self._distrusted_until = received
@@ -97,14 +97,14 @@ class StoreClock:
             return agreed
 
     def earliest(self, at: float) -> float:
-        """Return what the store's time is at least, in seconds since 1970, at a reading of our clock.
+        """Return the least that the store's time can be at a reading of our clock, in seconds since 1970.
 
-        Raises ``LookupError``: there was no answer yet.
+        Raises ``LookupError`` if there was no response yet.
         """
         return at + self._both()[0].lowest(at)
 
     def latest(self, at: float) -> float:
-        """Return what the store's time is at most; see ``earliest``."""
+        """Return the most that the store's time can be; see ``earliest``."""
         return at + self._both()[1].highest(at)
 
     def _both(self) -> tuple[_Bound, _Bound]:
@@ -116,7 +116,7 @@ class StoreClock:
 def response_time(response: Mapping[str, Any]) -> float:
     """Return the time in the ``Date`` header of boto3's response, in seconds since 1970 (RFC 9110, section 6.6.1).
 
-    Raises ``LedgerError``: there is none.
+    Raises ``LedgerError`` if there is none.
     """
     header = response["ResponseMetadata"].get("HTTPHeaders", {}).get("date", "")
     try:

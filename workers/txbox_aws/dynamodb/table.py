@@ -1,4 +1,4 @@
-"""The table of a ledger in DynamoDB: created and checked, and how its leases stand."""
+"""Create and check the table of a ledger in DynamoDB, and read the status of its leases."""
 
 import contextlib
 from collections import Counter
@@ -21,17 +21,17 @@ REMOVED_BY = "remove_at"
 
 
 def create_lease_table(table: str = TABLE, *, client: "DynamoDBClient | None" = None) -> None:
-    """Create the table of a ledger, paid by request, with DynamoDB's removal of old items switched on; and wait for it.
+    """Create a ledger's table, billed per request, with DynamoDB's removal of old items switched on, and wait for it.
 
-    One that exists already is left as it is, but for the removal. It may be made in any other way too: hash key
-    ``message_id`` and range key ``subscriber_id``, both strings, and ``remove_at`` as the attribute of its TTL.
+    A table that exists is left as it is, except for the removal. You may also make the table in any other way: hash key
+    ``message_id`` and range key ``subscriber_id``, both strings, and ``remove_at`` as its TTL attribute.
 
     Args:
         table: its name.
         client: boto3's client of DynamoDB; by default one is made.
 
     Raises:
-        LedgerError: there is a table of that name with other keys, or another TTL; or DynamoDB refuses.
+        LedgerError: there is a table of that name with other keys or another TTL; or DynamoDB refuses.
     """
     if client is None:
         with contextlib.closing(dynamodb_client()) as own:
@@ -53,7 +53,7 @@ def create_lease_table(table: str = TABLE, *, client: "DynamoDBClient | None" = 
                     TableName=table, TimeToLiveSpecification={"Enabled": True, "AttributeName": REMOVED_BY}
                 )
             except client.exceptions.ClientError:
-                if not _is_removal_on(table, client):  # or else another process that makes the same table was quicker
+                if not _is_removal_on(table, client):  # otherwise another process that makes the same table was faster
                     raise
 
 
@@ -84,7 +84,10 @@ def _is_removal_on(table: str, client: "DynamoDBClient") -> bool:
 
 
 _KEYS: "list[KeySchemaElementTypeDef]" = [
-    {"AttributeName": "message_id", "KeyType": "HASH"},  # first: a subscriber's load is spread over all partitions
+    {
+        "AttributeName": "message_id",
+        "KeyType": "HASH",
+    },  # first: spreads a subscriber's load over all partitions
     {"AttributeName": "subscriber_id", "KeyType": "RANGE"},
 ]
 
@@ -98,19 +101,19 @@ if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 
 EXACT_UP_TO_ITEMS = 100_000
-"""Counting reads every item: as many as these cost some cents, and take seconds."""
+"""Counting reads every item: this many cost some cents and take seconds."""
 
 
 def read_lease_table(
     table: str = TABLE, *, client: "DynamoDBClient | None" = None, exact_up_to_rows: float = EXACT_UP_TO_ITEMS
 ) -> LeaseStatus:
-    """Read how leases stand. Items do not say when an attempt began: ``longest_seconds`` is None.
+    """Return the status of the leases. ``longest_seconds`` is None: items do not say when an attempt began.
 
     Args:
         table: the table's name.
         client: boto3's client of DynamoDB; by default one is made.
-        exact_up_to_rows: count, which reads every item, only a table that has no more of them by DynamoDB's own figure,
-            which is up to six hours old, and stop there.
+        exact_up_to_rows: count, which reads every item, only if DynamoDB's own figure, up to six hours old, is not
+            higher than this; stop counting at this number.
 
     Raises:
         LedgerError: DynamoDB cannot be asked, or there is no such table.

@@ -1,8 +1,8 @@
 """The prefetch buffer: deliveries received ahead that wait for a batch, and the room for more of them.
 
 A delivery is held from its receive until it is settled. Three limits bound how many are held: ``prefetch``, the bytes
-that wait, and how long a delivery would wait, which is as many as were settled in a quarter of the visibility. So slow
-handlers do not hoard what other workers could process, and a kill delays little.
+that wait, and the number that was settled in a quarter of the visibility, which bounds how long a delivery waits. So
+slow handlers do not hoard what other workers could process, and a kill delays little.
 
 Deliveries of one group (a FIFO group, or the key whose order is kept) are in one batch at a time, and in order: later
 ones wait until that batch has ended. If one of them was not acked, those behind it are handed back::

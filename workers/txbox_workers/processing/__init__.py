@@ -1,12 +1,12 @@
-"""Processing: the way of a delivery from the worker to its handler, and to its outcome.
+"""Processing: take a delivery from the worker to its handler and to its outcome.
 
 ::
 
     worker ─→ processor              order within a batch, repeats, groups
-                ├─ inbox_processor       attempts are counted in the database; parking
-                └─ ledger_processor      each message under a lease; parking
-                     └─ handler_transactions    a redelivery is recognised here: record, then the handler
-                          ├─ deadlocks              conflicts: run again, and avoided when there are many
+                ├─ inbox_processor       counts attempts in the database; parks
+                └─ ledger_processor      runs each message under a lease; parks
+                     └─ handler_transactions    recognises a redelivery: record, then the handler
+                          ├─ deadlocks              runs conflicts again, and avoids them when there are many
                           └─ guarded_transactions   begin, hand out, commit; only the worker commits
 """
 
@@ -20,5 +20,5 @@ __all__ = ["DatabaseUnavailable", "Processor", "ProcessorContext", "is_cancellat
 
 
 def make_processor(options: ValidOptions, context: ProcessorContext) -> Processor:
-    """Return the processor that a worker or a Lambda function needs."""
+    """Return the processor for a worker or a Lambda function."""
     return InboxProcessor(options, context) if options.ledger is None else LedgerProcessor(options, context)

@@ -1,11 +1,11 @@
-"""Deadlocks, and serialization failures: what a worker does about transactions that the database rolls back.
+"""Deadlocks and serialization failures: what a worker does about transactions that the database rolls back.
 
-One that was rolled back is run again, after a pause, with all of its messages: ``ConflictRetries``.
+``ConflictRetries`` runs such a transaction again after a pause, with all of its messages.
 
-Handlers that lock rows in different orders run into deadlocks. Nothing is lost, but each costs Postgres's
-``deadlock_timeout``, a second in which all that wait for those rows wait, too; the more rows a transaction locks and
-the more of them there are at once, the likelier it is. So a worker that loses much of its time to them changes the mode
-of its transactions, and tries now and then whether that is still needed: ``ModeSelector``::
+Handlers that lock rows in different orders run into deadlocks. Nothing is lost, but each deadlock costs Postgres's
+``deadlock_timeout``: a second in which everyone who waits for those rows waits, too. The more rows a transaction locks
+and the more transactions run at once, the likelier a deadlock is. So a worker that loses much of its time to deadlocks
+changes its transaction mode, and tries now and then whether that is still needed. ``ModeSelector`` decides::
 
     BATCH ──── too much time lost ───► PER_MESSAGE ──── still too much ───► SERIAL
     a batch is                         a message is                         batches again, but the transactions of all
@@ -13,8 +13,8 @@ of its transactions, and tries now and then whether that is still needed: ``Mode
        ▲                                  ▲                                                                       │
        └────── tried after a while ───────┴── tried after a while; at once if fewer messages were processed ──────┘
 
-After a trial that fails, the next one comes after twice the time. Transactions in mode SERIAL take an advisory lock,
-which goes out with BEGIN; a worker that does not get it in time begins without it.
+After a failed trial, the next one comes after twice the time. Transactions in mode SERIAL take an advisory lock, which
+is requested together with BEGIN. A worker that does not get the lock in time begins without it.
 """
 
 import threading
@@ -44,12 +44,10 @@ T = TypeVar("T")
 
 
 class Stopping(Exception):
-    """Nothing more is to be begun while a transaction that the database has rolled back waits to be run again."""
+    """Raised instead of running a rolled-back transaction again, because nothing more may begin."""
 
 
 class TransactionMode(IntEnum):
-    """How transactions are run."""
-
     BATCH = 0
     PER_MESSAGE = 1
     SERIAL = 2
@@ -65,10 +63,10 @@ class ConflictReport:
 
 
 class ModeSelector:
-    """Chooses the transaction mode from recent conflicts. Used by all threads of one worker."""
+    """Chooses the transaction mode from recent conflicts. All threads of one worker use it."""
 
     def __init__(self, *, batches: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without any conflict; ``batches``: whether there are batches at all."""
+        """Begin without conflicts. ``batches`` says whether there are batches at all."""
         self._modes = list(TransactionMode)[0 if batches else 1 :]
         self._clock = clock
         self._lock = threading.Lock()
@@ -84,11 +82,11 @@ class ModeSelector:
 
     @property
     def mode(self) -> TransactionMode:
-        """How the next transaction is to be run."""
+        """How to run the next transaction."""
         return self._mode
 
     def committed(self, messages: int, seconds: float) -> ConflictReport | None:
-        """Note a transaction that has committed; return as ``conflicted``."""
+        """Record that a transaction has committed; return a report now and then, like ``conflicted``."""
         if self._mode is self._modes[0] and not (self._on_trial or self._lost or self._conflicts):
             return None  # the usual case, without a lock
         with self._lock:
@@ -98,7 +96,7 @@ class ModeSelector:
             return self._report()
 
     def _try_previous_mode(self) -> None:
-        """Go back to the mode before this one, if it is time to try it, or if it was better."""
+        """Go back to the previous mode if it is time to try it, or if it was faster."""
         seconds = self._clock() - self._since
         if (
             self._mode is TransactionMode.SERIAL
@@ -115,10 +113,10 @@ class ModeSelector:
             self._on_trial, self._hold_seconds = False, HOLD_SECONDS
 
     def conflicted(self, mode: TransactionMode, code: str, relation: str, seconds: float) -> ConflictReport | None:
-        """Note a transaction that was rolled back because of a conflict; return what to report, now and then.
+        """Record that a conflict rolled back a transaction; return a report now and then.
 
-        ``mode`` is how it was run; one that began in another mode says nothing of the present one. ``relation`` is
-        where it met another one; empty if the server does not say.
+        ``mode`` is how the transaction was run; one that began in another mode says nothing about the present one.
+        ``relation`` is where the conflict was; it is empty if the server does not say.
         """
         with self._lock:
             self._conflicts[code, relation] += 1
@@ -145,7 +143,7 @@ class ModeSelector:
     def _add_busy_time(self, seconds: float) -> None:
         """Add to the time that transactions took, and let older times count for less.
 
-        While there are no conflicts, times are not added up: then the time that has passed is taken.
+        Times are not added up while there are no conflicts. The elapsed time then stands in for them.
         """
         now = self._clock()
         seconds, self._added_at = max(seconds, now - self._added_at), now
@@ -164,8 +162,6 @@ class ModeSelector:
 
 
 class ConflictStatements(SqlFile, file="deadlocks.sql"):
-    """The statements of ``deadlocks.sql``."""
-
     count_conflicts: str
 
 
@@ -173,17 +169,17 @@ class ConflictRetries:
     """Runs transactions again that the database has rolled back, and reports the conflicts."""
 
     def __init__(self, inbox: Inbox, engine: Engine, context: ProcessorContext, *, batches: bool) -> None:
-        """``batches``: whether there are batches at all."""
+        """``batches`` says whether there are batches at all."""
         self._inbox = inbox
         self._engine = engine
         self._context = context
         self._selector = ModeSelector(batches=batches)
-        # Not when it is needed: what failed then would be the handler's failure.
+        # Not when they are needed: an error then would count as the handler's failure.
         self._statements = ConflictStatements.load(inbox.schema, inbox.prefix)
 
     @property
     def mode(self) -> TransactionMode:
-        """How the next transaction is to be run."""
+        """How to run the next transaction."""
         return self._selector.mode
 
     def run(
@@ -193,9 +189,9 @@ class ConflictRetries:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run a transaction of these deliveries, and again if the database rolls it back for the sake of another one.
+        """Run a transaction of these deliveries; run it again if the database rolls it back in favour of another one.
 
-        Raises ``Stopping``: it was rolled back, and nothing more is to be begun.
+        Raises ``Stopping`` if it was rolled back and nothing more may begin.
         """
         runs = 0
         while True:
@@ -229,13 +225,13 @@ class ConflictRetries:
         return messages == 1 or self.mode is not TransactionMode.PER_MESSAGE  # not as a batch again
 
     def _report(self, report: ConflictReport | None) -> None:
-        """Report conflicts to the hooks, and in the database, where the status reads them."""
+        """Report conflicts to the hooks, and to the database, where the status reads them."""
         if report is None:
             return
         subscriber_id = self._inbox.subscriber_id
         mode = report.mode.name.lower()
         emit(self._context.hooks, Contended(subscriber_id, self._context.source_name, report.conflicts, mode))
-        # Only the status reads these counts: a failed write is ignored, and one that would have to wait fails.
+        # Only the status reads these counts: a failed write is ignored, and a write that would wait for long fails.
         with suppress(Exception), short_transaction(self._engine) as connection:
             connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": COUNT_LOCK_TIMEOUT})
             for (code, relation), count in sorted(report.conflicts.items()):
@@ -244,27 +240,27 @@ class ConflictRetries:
 
 
 TRANSACTION_RUNS = 6
-"""How often a transaction is run before a deadlock or serialization failure counts as a failure of its messages."""
+"""How often a transaction runs before a deadlock or serialization failure counts as a failure of its messages."""
 
 RETRY_BACKOFF = Backoff(first_seconds=0.02, longest_seconds=1.0)
-"""Between the runs of a transaction that the database rolled back."""
+"""The delay between the runs of a transaction that the database rolled back."""
 
 LOST_SHARE = 0.1
-"""Of the time of transactions: a worker that loses more to conflicts changes its mode."""
+"""A worker that loses more than this share of its transactions' time to conflicts changes its mode."""
 
 HALF_LIFE_SECONDS = 20.0
-"""After so many seconds of transactions, a time counts half."""
+"""After this many seconds of transactions, a time counts half."""
 
 HOLD_SECONDS, LONGEST_HOLD_SECONDS = 15.0, 600.0
-"""How long a mode is kept before the one before it is tried again."""
+"""How long a mode is kept before the previous one is tried again: at first, and at most."""
 
 MEASURED_SECONDS = 3.0
 """How long messages are counted before their rate is used."""
 
 REPORT_SECONDS = 60.0
-"""Between two reports, at least."""
+"""The shortest time between two reports."""
 
 COUNT_LOCK_TIMEOUT = "1s"
-"""How long a report waits for one of another worker."""
+"""How long a report waits for another worker's report."""
 
 _NOTHING = 0.001

@@ -1,4 +1,4 @@
-"""The transaction that handlers work in: begun, handed out, and ended by the worker alone."""
+"""The transaction that handlers work in: the worker alone begins it, hands it out and ends it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,15 +27,15 @@ from txbox_workers.processing.transaction_limits import TimeLimit, limit_steps, 
 
 
 class OpenTransaction:
-    """A transaction that is open.
+    """An open transaction.
 
     Attributes:
-        connection: the one that it is on.
-        answer: to the statement that went out with BEGIN.
-        last: steps that go out with COMMIT.
-        asked: a step that goes out before those; None: none does.
-        rows: its rows, once the transaction has committed.
-        closed_by_handler: the handler has closed the connection, which was not lost.
+        connection: the one it is on.
+        answer: the answer to the statement that was sent with BEGIN.
+        last: steps to send with COMMIT.
+        asked: a step to send before those, if any.
+        rows: the rows of ``asked``, once the transaction has committed.
+        closed_by_handler: the handler has closed the connection; it was not lost.
     """
 
     def __init__(self, connection: Connection, answer: Reply | None) -> None:
@@ -51,7 +51,7 @@ class GuardedTransactions:
     """Opens transactions that only the worker can end."""
 
     def __init__(self, engine: Engine, limit: TimeLimit = unlimited) -> None:
-        """Take the host's engine; its other connections notice nothing. ``limit``: how long a transaction may take."""
+        """Take the host's engine; its other connections are unaffected. ``limit`` returns each transaction's limit."""
         self._host = engine
         self._engine = guard(engine)
         self._limit = limit
@@ -60,18 +60,18 @@ class GuardedTransactions:
     def open(
         self, turn: int | None = None, *, then: Step | None = None, guarded: bool = True
     ) -> Iterator[OpenTransaction]:
-        """One transaction; whatever breaks the connection on the way, COMMIT included, is DatabaseUnavailable.
+        """Open one transaction. If the connection breaks, even at COMMIT, raise DatabaseUnavailable.
 
-        A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery
+        If the answer to COMMIT is lost, it is not known whether the commit happened. Nothing is assumed: the delivery
         goes back to the broker, and when it comes again the inbox decides.
 
         Args:
-            turn: a number; transactions with one number come one after the other, as a rule.
-            then: a statement that goes out with BEGIN; its answer is the transaction's.
+            turn: a number; transactions with the same number normally run one after the other.
+            then: a statement to send with BEGIN; its answer is the transaction's.
             guarded: code that is not ours runs in it, and must not end it.
 
         Raises:
-            TransactionEnded: a handler has ended it, or has tried to; nothing is committed.
+            TransactionEnded: a handler has ended it or tried to; nothing is committed.
             TransactionTimedOut: the server has ended it; nothing is committed.
         """
         with bookkeeping():
@@ -92,35 +92,35 @@ class GuardedTransactions:
                 last = opened.last if opened.asked is None else [opened.asked, *opened.last]
                 if not len(self._host.dispatch.commit):
                     results = commit(connection, *last, guarded=guarded)
-                else:  # listeners of the host's may have something to add before the commit
+                else:  # the host's listeners may add something before the commit
                     results = run_steps(connection, last)
                     if guarded:
                         remove_guard(connection)
                 if opened.asked is not None:
                     opened.rows = rows_of(connection, results[0])
-                transaction.commit()  # for SQLAlchemy; the driver has nothing left to commit
+                transaction.commit()  # only for SQLAlchemy; the driver has nothing left to commit
             except BaseException as raised:
                 error = raised.error if isinstance(raised, StepFailed) else raised
                 lost_statement = is_lost_prepared_statement(error)
                 cut = connection.invalidated and is_own_cancellation(error)
                 if users.end() or users.have_streams() or left_in_use(connection):
-                    abandon(connection)  # a thread or a task of the handler's may be in it; the server rolls back
+                    abandon(connection)  # a thread or task of the handler may be using it; the server rolls back
                     raise
                 broken = _is_broken(connection) or not _rolled_back(connection) or lost_statement
                 ended = isinstance(error, TransactionEnded) or is_refused_commit(error)
                 if lost_statement:
                     stop_preparing(connection)
                 elif (broken or ended) and not connection.closed:
-                    connection.invalidate()  # it may be in any state, as in autocommit
+                    connection.invalidate()  # it may be in any state, such as autocommit
                 if isinstance(error, DatabaseUnavailable):
-                    # By the worker's own statement: what a handler is refused is the handler's failure. The other
-                    # connections of the pool are likely to be as this one: each is closed at its next checkout. A pool
-                    # that is disposed of would leave those open that are checked out now.
+                    # One of the worker's own statements has failed; a handler's statement would be the handler's
+                    # failure. The pool's other connections are probably broken, too: each is closed at its next
+                    # checkout. Disposing of the pool would leave those open that are checked out now.
                     if discard_if_session_broken(connection, error):
                         self._engine.pool._invalidate(None, error)  # type: ignore[arg-type] # noqa: SLF001 - no other way
                     raise
                 if cut or is_cancellation(error):
-                    raise  # the connection was closed by that, and not by the handler
+                    raise  # that closed the connection, not the handler
                 if sqlstate(error) in TIMED_OUT:
                     raise TransactionTimedOut from without_values(error)
                 if broken:
@@ -130,7 +130,7 @@ class GuardedTransactions:
                 raise
 
     def _begin(self, connection: Connection, turn: int | None, then: Step | None, *, guarded: bool) -> Reply | None:
-        """Begin on the server, in one round trip; without a turn if it does not come in time."""
+        """Begin on the server, in one round trip; if the turn does not come in time, begin without it."""
         limit = limit_steps(self._limit)
         if turn is None:
             return begin(connection, *limit, then=then, guarded=guarded)
@@ -155,10 +155,10 @@ SELECT set_config('lock_timeout', bound.before, true) FROM bound, turn""")
 
 
 def finish(session: Session, connection: Connection) -> None:
-    """Bring everything that a handler did through its session into the transaction, and see that it still stands.
+    """Flush everything that a handler did through its session, and raise unless the transaction is still intact.
 
     Raises:
-        StatementLeftOpen, TransactionAborted, TransactionEnded: it does not.
+        StatementLeftOpen, TransactionAborted, TransactionEnded: it is not.
     """
     if left_in_use(connection):
         raise StatementLeftOpen
@@ -167,10 +167,9 @@ def finish(session: Session, connection: Connection) -> None:
 
 
 def _flush(session: Session) -> None:
-    """Bring everything that a handler did through its session into the transaction."""
     if session.in_nested_transaction():
-        # Closing the session would roll an open savepoint back, and the message would count as processed. A commit
-        # releases savepoints, as it does for every session; the transaction itself stays the worker's.
+        # Closing the session would roll back an open savepoint, yet the message would count as processed. A commit
+        # releases savepoints, as it does for every session; the transaction itself remains the worker's.
         session.commit()
     else:
         session.flush()
@@ -180,20 +179,20 @@ def _rolled_back(connection: Connection) -> bool:
     """Roll back, and return whether the server has confirmed it."""
     try:
         connection.rollback()
-        # For SQLAlchemy, a transaction that a handler has ended is over, and it sends no ROLLBACK. Where the pool does
-        # not roll back either (pool_reset_on_return), records without their handlers would wait in the connection for
-        # the next commit. Costs nothing where there is nothing left to roll back.
+        # SQLAlchemy sends no ROLLBACK for a transaction that a handler has ended. If the pool does not roll back either
+        # (pool_reset_on_return), records whose handlers did not run would wait in the connection for the next commit.
+        # This costs nothing where there is nothing left to roll back.
         dbapi_connection = connection.connection.dbapi_connection
         if dbapi_connection is not None:
             dbapi_connection.rollback()
-    except Exception:  # noqa: BLE001 - the error that led here is what gets reported
+    except Exception:  # noqa: BLE001 - the error that led here is reported instead
         connection.invalidate()
         return False
     return True
 
 
 def _is_broken(connection: Connection) -> bool:
-    """Whether the connection to the server is gone, so that the outcome of the last statement is uncertain."""
+    """Whether the connection to the server is gone, so that the result of the last statement is unknown."""
     if connection.closed or connection.invalidated:
         return True
     dbapi_connection = connection.connection.dbapi_connection

@@ -1,4 +1,4 @@
-"""The transactions in which messages are recorded and handled: inbox and effects, both or neither."""
+"""The transactions that record and handle messages: inbox and effects commit together, or not at all."""
 
 import hashlib
 import time
@@ -37,11 +37,11 @@ _NONE_PARKED = ParkedIds(frozenset(), frozenset())
 
 
 class Parked(Exception):
-    """The message waits as a dead letter; its ack was lost, or it is another copy."""
+    """The message is parked as a dead letter: its ack was lost, or this is another copy."""
 
 
 class MalformedInBatch(Exception):
-    """Some messages of a batch cannot be read: ``errors`` has why, by receipt. Nothing was done."""
+    """Some messages of a batch cannot be read: ``errors`` says why, by receipt. Nothing was done."""
 
     def __init__(self, errors: Mapping[str, MalformedMessage]) -> None:
         self.errors = errors
@@ -50,13 +50,13 @@ class MalformedInBatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a batch that was committed."""
+    """The outcomes of a batch that was committed."""
 
     first: frozenset[str]  # ids that were processed now
     mismatched: frozenset[str]  # ids processed before, or parked, with another body
     parked: frozenset[str]  # ids that wait as dead letters
-    left: frozenset[str]  # ids that were not begun, as time ran out, and are not recorded
-    expired: Expired | None = None  # tells of ids that are too old to judge, and are not recorded; None if none is
+    left: frozenset[str]  # ids not begun because time ran out; not recorded
+    expired: Expired | None = None  # names the ids too old to judge, which are not recorded
 
 
 class HandlerTransactions:
@@ -77,8 +77,9 @@ class HandlerTransactions:
         self._effect = options.effect
         reads = options.effect or options.arguments.message_type
         self._reader: Callable[[Message], Any] | None = None if reads is None else reads.read
-        # Whether duplicates are parked: before code runs that may leave a role or a search path behind which does not
-        # know our tables. An effect that does not publish goes out with COMMIT, too, and behind that question.
+        # Whether to send the query for parked duplicates with COMMIT. Normally it goes before the handler, which may
+        # leave behind a role or a search path that does not know our tables. An effect that does not publish is itself
+        # sent with COMMIT, after that query.
         self._asks_with_commit = options.effect is not None and not options.effect.publishes
         self._session_factory = options.session_factory
         self._context = context
@@ -93,11 +94,11 @@ class HandlerTransactions:
 
     @property
     def mode(self) -> TransactionMode:
-        """How transactions are run now, by what conflicts there were."""
+        """How transactions run now, given recent conflicts."""
         return self._conflicts.mode
 
     def check(self) -> None:
-        """See that the inbox can be used.
+        """Raise unless the inbox can be used.
 
         Raises:
             DatabaseUnavailable: the database does not answer.
@@ -113,14 +114,15 @@ class HandlerTransactions:
                 self._open_session(connection).close()
 
     def check_recording(self) -> None:
-        """See that a message could be recorded, by recording one and rolling back.
+        """Raise unless a message can be recorded: record one and roll back.
 
-        Reading is not enough after an outage: a server that is read-only, full or lacks a permission can be read, and a
-        worker that goes by that would take deliveries and hand them back, over and over. If only the session of a
-        pooled connection is broken, it is discarded, and others are tried until a new one has failed.
+        After an outage, reading is not enough. A server that is read-only, full or lacks a permission can still be
+        read, and a worker that relied on that would take deliveries and hand them back, over and over. If only the
+        session of a pooled connection is broken, that connection is discarded and others are tried, until a new one has
+        failed.
 
         Raises:
-            DatabaseUnavailable, SchemaMissing: it could not.
+            DatabaseUnavailable, SchemaMissing: it cannot.
         """
 
         def record(connection: Connection) -> None:
@@ -136,18 +138,18 @@ class HandlerTransactions:
         Raises:
             KeyHeld, Expired: one of them may have to wait behind a dead letter; process them singly.
             MalformedInBatch: some cannot be read for the effect or the handler; process the others.
-            Stopping, DatabaseUnavailable; and whatever a handler raises. Nothing is committed.
+            Stopping, DatabaseUnavailable, and whatever a handler raises. Nothing is committed.
         """
         return self._conflicts.run(self._record_and_handle, deliveries)
 
     def run_single(self, delivery: Delivery, failures: Failures | None = None, **extra: Any) -> bool:
-        """Process a delivery in a transaction of its own; return False if it was processed before.
+        """Process a delivery in its own transaction; return False if its message was processed before.
 
-        ``failures``: forget those of the message in this transaction. ``extra`` is what the handler is to be given
-        besides.
+        ``failures`` removes the message's failures in this transaction. ``extra`` has further arguments for the
+        handler.
 
         Raises:
-            InFlight, Mismatch, Expired, Parked, KeyHeld, Stopping, DatabaseUnavailable; and whatever the handler
+            InFlight, Mismatch, Expired, Parked, KeyHeld, Stopping, DatabaseUnavailable, and whatever the handler
                 raises. Nothing is committed.
         """
         result = self._conflicts.run(self._record_and_handle, [delivery], extra, failures, single=True)
@@ -161,7 +163,7 @@ class HandlerTransactions:
         *,
         single: bool = False,
     ) -> BatchResult:
-        """Process deliveries in one transaction; a single one raises, unless it is processed, now or before."""
+        """Process deliveries in one transaction. For a single one, raise unless it is processed, now or before."""
         begun = time.monotonic()
         values = self._read(deliveries) if self._reader is not None and not single else _NOTHING
         recording = self._inbox.recording(
@@ -187,7 +189,7 @@ class HandlerTransactions:
                 elif self._order is not None:
                     _refuse_held(self._order, connection, deliveries, recorded)
                 if first and failures is not None:
-                    # Before the handler, which may leave a role or a search path behind that does not know our tables.
+                    # Before the handler, which may leave behind a role or a search path that does not know our tables.
                     failures.forget(connection, [delivery.message.id for delivery in first])
             if single and not first:
                 self._raise_refusal(recorded, parked)
@@ -210,7 +212,7 @@ class HandlerTransactions:
         return BatchResult(recorded.first - left, mismatched, parked.same, left, recorded.error)
 
     def _raise_refusal(self, recorded: Recorded, parked: ParkedIds) -> None:
-        """Raise why a single message is not to be run, unless it was processed before."""
+        """Raise why a single message must not run, unless it was processed before."""
         if recorded.error is not None:
             raise recorded.error
         if mismatched := recorded.mismatched | parked.mismatched:
@@ -219,13 +221,13 @@ class HandlerTransactions:
             raise Parked
 
     def _read(self, deliveries: Sequence[Delivery]) -> dict[str, Any]:
-        """Return what the effect or the handler is given of messages, by id: what its reader makes of them.
+        """Return what the reader makes of the messages, by id, for the effect or the handler.
 
-        A transaction that is run again reads again: so its handlers get objects that no run before has changed.
+        A transaction that runs again reads again, so its handlers get objects that no earlier run has changed.
 
-        Raises ``MalformedInBatch``: some cannot be read; of a single message, ``MalformedMessage``.
+        Raises ``MalformedInBatch`` if some cannot be read; for a single message, ``MalformedMessage``.
         """
-        assert self._reader is not None  # noqa: S101 - for the type checker: called with one
+        assert self._reader is not None  # noqa: S101 - for the type checker: called only with a reader
         values: dict[str, Any] = {}
         malformed: dict[str, MalformedMessage] = {}
         for delivery in deliveries:
@@ -240,7 +242,7 @@ class HandlerTransactions:
         return values
 
     def _apply_effect(self, opened: OpenTransaction, deliveries: Sequence[Delivery], rows: Mapping[str, Row]) -> None:
-        """Have the effect's steps go out with COMMIT; or now, if the rows that they return are to be published."""
+        """Send the effect's steps with COMMIT; or now, if the rows that they return are to be published."""
         assert self._effect is not None  # noqa: S101 - for the type checker
         ids = sorted(delivery.message.id for delivery in deliveries)
         steps = self._effect.steps(ids, [rows[message_id] for message_id in ids])
@@ -258,7 +260,7 @@ class HandlerTransactions:
     ) -> list[str]:
         """Run the handler for messages that are first, in the transaction that has recorded them.
 
-        ``values`` are what was read of them. Returns the ids of those that were not begun.
+        ``values`` has what was read of them. Return the ids of those that were not begun.
         """
         connection = opened.connection
         session = self._open_session(connection)
@@ -284,13 +286,13 @@ class HandlerTransactions:
         finally:
             given_back = pooled.dbapi_connection is None and not getattr(driver, "closed", True)
             opened.closed_by_handler = connection.closed or given_back or _was_closed(driver)
-            if not left_in_use(connection):  # or else it would wait for ever
+            if not left_in_use(connection):  # otherwise close() would wait for ever
                 session.close()
         return []
 
     def _open_session(self, connection: Connection) -> Session:
-        # rollback_only: session.commit() in a handler flushes and ends nothing; session.rollback() does end the
-        # transaction, which is then found inactive.
+        # rollback_only: session.commit() in a handler flushes and does not end the transaction; session.rollback() does
+        # end it, and it is then found inactive.
         session = self._session_factory(bind=connection, join_transaction_mode="rollback_only")
         bind_to(session, connection)
         return session
@@ -310,7 +312,7 @@ class HandlerTransactions:
                     raise failure.error from None
             raise self._effect.failed(number, failure.error) from failure.error
         except DatabaseUnavailable as error:
-            if opened is not None and opened.closed_by_handler:  # which is its fault, as a lost connection is not
+            if opened is not None and opened.closed_by_handler:  # that is the handler's fault; a lost connection is not
                 raise TransactionEnded from error
             raise
 
@@ -322,7 +324,7 @@ class HandlerTransactions:
 
 
 def _under_lease(handler: Handler) -> Callable[..., object]:
-    """Have the lease record how far the handler has come: its transaction may be run again, or not be committed."""
+    """Make the lease record the handler's progress: its transaction may run again, or not be committed."""
     wants_lease = has_lease_parameter(handler)
     call: Callable[..., object] = handler
 
@@ -336,12 +338,12 @@ def _under_lease(handler: Handler) -> Callable[..., object]:
 
 
 def _was_closed(driver: Any) -> bool:
-    """Whether a connection was closed from this side, and not lost; see psycopg's ``Connection.broken``."""
+    """Whether a connection was closed from this side and not lost; see psycopg's ``Connection.broken``."""
     return bool(getattr(driver, "closed", False)) and not getattr(driver, "broken", True)
 
 
 def _duplicates(deliveries: Sequence[Delivery], recorded: Recorded) -> dict[str, bytes]:
-    """Return the bodies, by id, of what was processed before, or is parked."""
+    """Return the bodies, by id, of what was processed before or is parked."""
     sorted_out = recorded.first | recorded.mismatched | recorded.expired
     return {d.message.id: d.message.body for d in deliveries if d.message.id not in sorted_out}
 
@@ -356,11 +358,11 @@ def _enter(order: HeldKeys, connection: Connection, first: Sequence[Delivery]) -
 def _refuse_held(order: HeldKeys, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> None:
     """Raise ``KeyHeld`` if a dead letter holds the key of a message that was recorded now, or is about to.
 
-    The batch is not sorted out here: what becomes of one message decides on what follows, so they are processed
+    The batch is not sorted out here: the outcome of one message decides about those after it, so they are processed
     singly.
     """
     if recorded.error is not None and any(d.order_key for d in deliveries if d.message.id in recorded.expired):
-        raise recorded.error  # its letter, which is parked after the commit, holds what follows in this batch
+        raise recorded.error  # its letter is parked after the commit and holds what follows in this batch
     keys = {key for d in deliveries if d.message.id in recorded.first and (key := d.order_key) is not None}
     if keys:
         order.require_free(connection, keys)

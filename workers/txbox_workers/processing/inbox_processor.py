@@ -1,4 +1,4 @@
-"""Deliveries through an inbox: the transactions, and what is counted and parked when they fail.
+"""Process deliveries through an inbox: run the transactions, and count and park what fails.
 
 A batch is one transaction when all goes well::
 
@@ -7,28 +7,27 @@ A batch is one transaction when all goes well::
       handler(session, message)                      for each of those, in the broker's order
     COMMIT
 
-When anything in it fails, all of it is rolled back and its deliveries are processed one by one, each in a transaction
-of its own: the good ones commit, and only the bad one is handed back. A batch of more than ten is first divided into
+When anything in it fails, the whole batch is rolled back and its deliveries are processed one by one, each in its own
+transaction: the good ones commit, and only the bad one is handed back. A batch of more than ten is first divided into
 tenths, each processed as a batch. So a handler may run several times, but only one of its runs can commit.
 
-A message that takes the whole process down leaves no trace in a transaction that was never committed. So a delivery
-whose receive count says that it was delivered before (*suspect*) is processed alone, and its attempt is counted, in a
-transaction of its own, **before** it is made::
+A message that crashes the whole process leaves no trace in a transaction that was never committed. So a delivery whose
+receive count says that it was delivered before (a *suspect*) is processed alone, and its attempt is counted in a
+transaction of its own **before** it is made::
 
     count the attempt ── BEGIN record ── forget what was counted ── handler ── COMMIT
                                                                        ├─ raises: save why it has failed
                                                                        ├─ loses its connection, is called off: take back
                                                                        └─ the process ends: it has no outcome
 
-While it cannot be saved how an attempt has ended, it looks as if the process had ended. So until it is saved, the
-delivery is kept (``Processor.has_unsaved``), for no other worker to decide by that::
+While the end of an attempt cannot be saved, it looks as if the process had crashed. So the delivery is kept until it is
+saved (``Processor.has_unsaved``); otherwise another worker would decide by that::
 
     A  count ── handler: loses its connection ── keeps the delivery … takes back ── hands it back
     B                                                                                    count ── handler
 
-The receive count alone is not enough: other messages that were delivered beside one that ends the process have the
-same count, and so have those that were handed back. If the process ends in a first delivery, that is not recorded, and
-does not count.
+The receive count alone is not enough. Messages that were delivered together with one that crashes the process have the
+same count, and so have those that were handed back. A crash in a first delivery is not recorded and does not count.
 """
 
 import logging
@@ -76,19 +75,16 @@ class InboxProcessor(Processor):
         self._suspect_after = SUSPECT_AFTER if most is None else min(SUSPECT_AFTER, most - 1)
 
     def check(self) -> None:
-        """See that the database answers and has the tables."""
         self._transactions.check()
         with connecting(), self._engine.connect() as connection:
             self._failures.check(connection)
         self._parker.check()
 
     def check_recording(self) -> None:
-        """See that a message could be recorded."""
         self.save_unsaved()
         self._transactions.check_recording()
 
     def process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
-        """Process deliveries; see ``Processor``."""
         if not self._told_of_keyless:
             self._tell_of_keyless(deliveries)
         return super().process(deliveries)
@@ -112,7 +108,7 @@ class InboxProcessor(Processor):
         return delivery.problem is not None or self._suspect(delivery)
 
     def _run_batch(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
-        """Process a batch in one transaction; None if it has to be processed singly instead."""
+        """Process a batch in one transaction; return None if it has to be processed singly instead."""
         if self._transactions.mode is TransactionMode.PER_MESSAGE or self._singly:
             return None
         try:
@@ -124,7 +120,7 @@ class InboxProcessor(Processor):
         except BaseException as error:
             if is_interruption(error):
                 raise
-            # Each other one is met again, alone, with its own message.
+            # Any other error comes up again singly, with its own message.
             self._spans.failed_together(error)
             return None
         settlements = []
@@ -146,7 +142,7 @@ class InboxProcessor(Processor):
     def _run_readable(
         self, deliveries: Sequence[Delivery], errors: Mapping[str, MalformedMessage]
     ) -> list[Settlement] | None:
-        """Process what can be read together, and then what cannot; None where the order of keys has to be kept."""
+        """Process together what can be read, then what cannot; return None if an order of keys has to be kept."""
         if any(self.group(delivery) for delivery in deliveries):
             return None
         readable = [delivery for delivery in deliveries if delivery.receipt not in errors]
@@ -171,7 +167,7 @@ class InboxProcessor(Processor):
             if isinstance(error, LedgerError) and error.permanent:
                 return self._failed(delivery, error, attempt)
             self._take_back(attempt)
-            if isinstance(error, Stopping):  # another worker may have it at once
+            if isinstance(error, Stopping):  # another worker may run it at once
                 return Settlement(delivery, Outcome.IN_FLIGHT, error)
             return in_flight(delivery, error)
         except KeyHeld as held:
@@ -182,33 +178,33 @@ class InboxProcessor(Processor):
             return self._parker.park_mismatch(delivery, error)
         except Expired as error:
             if (error.subscriber_id, message.id) != (self._failures.subscriber_id, error.message_ids[0]):
-                return self._failed(delivery, error, attempt)  # of an inbox that the handler asks by itself
+                return self._failed(delivery, error, attempt)  # from an inbox that the handler itself uses
             settlement = self._parker.park_expired(delivery, error)
             if settlement.outcome is Outcome.IN_FLIGHT:
                 self._take_back(attempt)
             return settlement
         except BaseException as error:
             if not isinstance(error, DatabaseUnavailable) and not is_interruption(error):
-                return self._failed(delivery, error, attempt)  # also a handler's SystemExit or CancelledError
-            with suppress(Exception):  # if it cannot be done now, then once the database can be used again
+                return self._failed(delivery, error, attempt)  # including a handler's own SystemExit or CancelledError
+            with suppress(Exception):  # if that fails now, it is done once the database is usable again
                 self._take_back(attempt)
             if isinstance(error, DatabaseUnavailable) and not error.before_handler:
                 self._count_lost(delivery)
             raise
         if not first and suspect:
-            # It was processed by another copy, beside which attempts were counted.
+            # Another copy was processed while attempts of this one were counted.
             with suppress(Exception), short_transaction(self._engine) as connection:
                 self._failures.forget(connection, [message.id])
         return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
 
     def group(self, delivery: Delivery) -> str | None:
-        """Return what keeps its order: with ``ordered``, also the key of a message without a group."""
+        """Return the group that keeps a delivery's order; with ``ordered``, a message without a group has its key."""
         return delivery.failure_group or (delivery.order_key if self._ordered else delivery.group)
 
     def _wait_behind(self, delivery: Delivery, held: KeyHeld, attempt: Attempt | None) -> Settlement:
-        """Park a message behind the letter that holds its key; or hand it back, if that one's copy may come soon.
+        """Park a message behind the letter that holds its key, or hand it back if that letter's copy may come soon.
 
-        Not in a FIFO group: there it would keep the copy from coming, which is behind it.
+        Not in a FIFO group: there the delivery would block the copy, which is behind it.
         """
         self._take_back(attempt)
         if held.is_copy and delivery.group is None and delivery.receive_count < EARLY_DELIVERIES:
@@ -227,13 +223,13 @@ class InboxProcessor(Processor):
             except InFlight as error:
                 refused = error
             except Exception:
-                if counted:  # the answer to its commit was lost
+                if counted:  # the answer to the commit was lost
                     self._take_back_later(counted[0])
                 raise
         raise refused
 
     def _take_back(self, attempt: Attempt | None) -> None:
-        """Take back an attempt that was none; raises ``DatabaseUnavailable`` if that is done later."""
+        """Take back an attempt that was not one; raise ``DatabaseUnavailable`` if that has to be done later."""
         if attempt is not None:
             self._take_back_later(attempt)
             self.save_unsaved()
@@ -242,7 +238,7 @@ class InboxProcessor(Processor):
         self._save_later(attempt.message_id, lambda: self._failures.take_back(attempt))
 
     def _count_lost(self, delivery: Delivery) -> None:
-        """Log it, if the connection is lost with a message again and again: it may be the handler that ends it."""
+        """Warn if the connection is lost with the same message again and again: its handler may be the cause."""
         message_id = delivery.message.id
         lost = self._lost[message_id] = self._lost.pop(message_id, 0) + 1
         if len(self._lost) > LOST_MESSAGES:
@@ -263,15 +259,14 @@ class InboxProcessor(Processor):
         return self._max_attempts is not None and attempt.number > self._max_attempts
 
     def _park_due(self, delivery: Delivery, attempt: Attempt) -> Settlement:
-        """Park a suspect that has had its attempts."""
         crashed = attempt.error_before == NO_OUTCOME
         if crashed and (attempt.seconds_before or 0.0) < JUST_BEGUN_SECONDS:
             # Another worker may be about to begin its transaction.
             raise InFlight(self._failures.subscriber_id, [delivery.message.id])
         reason = Reason.CRASHED if crashed else Reason.FAILED
         had = Failed(attempt.number - 1, attempt.before)
-        # A process that still runs it has not crashed: it is not waited for, as the message would be parked as soon as
-        # that one has failed.
+        # A process that still runs it has not crashed. It is not waited for: the message would be parked as soon as
+        # that process has failed.
         wait = NO_WAIT_SECONDS if crashed else None
         settlement = self._parker.park(delivery, reason, attempt.error_before or NO_OUTCOME, had, wait_seconds=wait)
         if settlement.outcome is Outcome.IN_FLIGHT:
@@ -286,7 +281,7 @@ class InboxProcessor(Processor):
             with bookkeeping(before_handler=False):
                 failed = fail()
         except DatabaseUnavailable:
-            if attempt is not None:  # counted already, but not as failed
+            if attempt is not None:  # already counted, but not as failed
                 self._save_later(delivery.message.id, fail)
             raise
         # What cannot be read will not be readable the next time.
@@ -304,15 +299,15 @@ EARLY_DELIVERIES = 10
 """Deliveries of a copy that comes before those sent before it, until it is parked again: some minutes."""
 
 LOST_DELIVERIES = 5
-"""Deliveries of a message in which the connection was lost, before the log names it."""
+"""Deliveries of a message in which the connection was lost, before the log names the message."""
 
 LOST_MESSAGES = 1_000
-"""Messages of which that is remembered, at most: those that were lost last."""
+"""How many messages that count is kept for, at most: those lost most recently."""
 
 NO_WAIT_SECONDS = 0.01
-"""As short as a wait for a lock can be bounded, and long enough for what is not locked."""
+"""The shortest possible limit of a wait for a lock, and long enough for what is not locked."""
 
 JUST_BEGUN_SECONDS = 2.0
-"""An attempt that was counted in advance, so recently, may not have begun its transaction yet."""
+"""An attempt that was counted in advance less than this ago may not have begun its transaction yet."""
 
 _log = logging.getLogger("txbox.worker")

@@ -1,4 +1,4 @@
-"""Deliveries through a ledger: for handlers whose effects no transaction covers.
+"""Process deliveries through a ledger, for handlers whose effects no transaction covers.
 
 Each delivery is processed under the lease of its message::
 
@@ -11,15 +11,14 @@ Each delivery is processed under the lease of its message::
 Beside an inbox, the handler runs in a transaction that records the message, as it would without a ledger: the inbox
 decides whether its effects in the database stand, and the lease keeps two workers from running it at the same time.
 
-Attempts are counted by the ledger, when they begin. So a message that takes its process down shows in its attempts,
-and when it has had them all, it is parked instead of run. One that an outage of the database has ended is taken out of
-the count again, and the next lease says so, as the handler may have had its effect. While it cannot be saved in the
-ledger how an attempt has ended, the delivery is kept (``Processor.has_unsaved``). The ledger's count goes on when a
-message is parked: so its next lease, of a copy or of the letter that was redriven, is not its first, and has its owner
-look for letters.
+The ledger counts attempts when they begin. So a message that crashes its process shows in the count, and after its last
+attempt it is parked instead of run. An attempt that an outage of the database has ended is taken out of the count
+again, and the next lease says so, because the handler may have had its effect. While the end of an attempt cannot be
+saved in the ledger, the delivery is kept (``Processor.has_unsaved``). The ledger keeps counting after a message is
+parked. So the next lease, of a copy or of the redriven letter, is not the first one, and its owner looks for letters.
 
-Processed or parked, never both: beside an inbox, the inbox decides (see ``txbox.dead_letters``). With a ledger alone,
-the owner of the lease parks, and renews it before: if it was taken over, nothing is parked::
+A message is processed or parked, never both. Beside an inbox, the inbox decides (see ``txbox.dead_letters``). With a
+ledger alone, the owner of the lease parks, and renews the lease first: if it was taken over, nothing is parked::
 
     A has the lease, its last attempt fails ── renew ── parks ── release
     A … is stopped past its lease                       … renew: LeaseLost, nothing is parked
@@ -97,7 +96,6 @@ class LedgerProcessor(Processor):
         self._backoff = options.backoff or Backoff()
 
     def check(self) -> None:
-        """See that the stores answer and have what is needed."""
         self._ledger.check()
         if self._transactions is not None:
             self._transactions.check()
@@ -105,7 +103,6 @@ class LedgerProcessor(Processor):
             self._parker.check()
 
     def check_recording(self) -> None:
-        """See that a lease could be acquired, and a message recorded."""
         self.save_unsaved()
         self._ledger.check()
         if self._transactions is not None:
@@ -125,7 +122,7 @@ class LedgerProcessor(Processor):
             )
         except BaseException as error:
             if attempt.settlement is not None:
-                if attempt.settlement.outcome.acked:  # it is parked, and its letter says so
+                if attempt.settlement.outcome.acked:  # it is parked, and the letter has the attempt
                     self._discard_unsaved(message.id)
                 elif self.has_unsaved(delivery):
                     raise DatabaseUnavailable(f"it is not saved how an attempt has ended: {describe(error)}") from error
@@ -149,7 +146,7 @@ class LedgerProcessor(Processor):
         emit(self._context.hooks, failed)
 
     def _release_late(self, lease: Lease, release: Release) -> None:
-        """Save in the ledger how an attempt has ended, unless another owner has the message, or has done it."""
+        """Record in the ledger how an attempt has ended, unless another owner has the message or has completed it."""
         try:
             self._ledger.release(lease, release.ended, forget_attempts=release.forget_attempts)
         except LeaseLost:
@@ -160,9 +157,9 @@ class LedgerProcessor(Processor):
             _log.warning("%r could not be released: %s", lease, error)
 
     def _work(self, attempt: "_Attempt", lease: Lease) -> bool:
-        """Do the work of a message; return whether it was done now, and not before.
+        """Do the work of a message; return whether it was done now and not before.
 
-        What it raises is kept, to distinguish it from what the ledger raises.
+        Keep what it raises, to tell it from what the ledger raises.
         """
         delivery = attempt.delivery
         attempt.begun = True
@@ -171,9 +168,9 @@ class LedgerProcessor(Processor):
                 attempt.of_all = lease.attempt
                 if self._parker.waits(delivery, lease.attempt):
                     raise Parked
-                if lease.attempt > 1:  # a letter that was redriven begins anew
+                if lease.attempt > 1:  # a redriven letter starts over
                     lease.attempt -= min(self._parker.attempts_before(delivery), lease.attempt - 1)
-            if self._transactions is None:  # else the inbox judges, also what is parked without having run
+            if self._transactions is None:  # otherwise the inbox judges, even what is parked without running
                 refuse_expired(self._ledger, lease, delivery.message.sent_at)
             if self._max_attempts is not None and lease.attempt > self._max_attempts:
                 raise _Spent
@@ -201,13 +198,13 @@ class LedgerProcessor(Processor):
             case Reason() as reason:
                 attempt.settlement = self._park(attempt, lease, error, reason)
                 if reason is Reason.EXPIRED and attempt.settlement.outcome is not Outcome.IN_FLIGHT:
-                    # Counted once it is parked: so a copy is not its first lease, and its owner looks for letters.
+                    # Counted once it is parked: a copy's lease is then not the first, and its owner looks for letters.
                     ended = AttemptEnd.FAILED
             case Outcome.FAILED:
                 tries = delivery.receive_count if isinstance(error, Expired) and not lease.begun else lease.attempt
                 attempt.settlement = Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(tries))
-            case Outcome.IN_FLIGHT if not isinstance(error, Stopping):  # after that, another worker may have it at once
-                # An outage may be that of a database of the handler's own: the next message does not wait for its end.
+            case Outcome.IN_FLIGHT if not isinstance(error, Stopping):  # after that, another worker may run it at once
+                # The outage may be in the handler's own database: the next message does not wait for it to end.
                 outage = ended is AttemptEnd.NOT_COUNTED
                 attempt.settlement = in_flight(delivery, unavailable(error) if outage else error)
             case Outcome() as outcome:
@@ -233,7 +230,7 @@ class LedgerProcessor(Processor):
         return self._parker.park(delivery, reason, describe(error), Failed(lease.attempt, ()), error, attempt.of_all)
 
     def _settle_ledger_error(self, delivery: Delivery, error: BaseException, begun: bool) -> Settlement:
-        """Settle a delivery whose lease could not be had, or was lost."""
+        """Settle a delivery whose lease could not be acquired, or was lost."""
         match error:
             case InFlight():
                 return in_flight(delivery, error, longest_seconds=error.seconds)
@@ -249,21 +246,21 @@ class LedgerProcessor(Processor):
 
 
 class Decision(NamedTuple):
-    """What becomes of a delivery whose work has raised."""
+    """What to do with a delivery whose work has raised."""
 
-    ended: AttemptEnd  # with what its lease is released
-    outcome: Outcome | Reason | None = None  # with a reason, it is parked; None: it is not known, and the batch ends
+    ended: AttemptEnd  # what its lease is released with
+    outcome: Outcome | Reason | None = None  # a Reason parks it; None: unknown, and the batch ends
 
 
 def decide(lease: Lease, error: BaseException, *, malformed: bool, parks: bool, max_attempts: int | None) -> Decision:
-    """Decide what becomes of a delivery by what its work has raised under a lease. Pure, no I/O.
+    """Decide what to do with a delivery, by what its work has raised under a lease. Pure, no I/O.
 
     Args:
-        lease: which knows how far the work has come.
+        lease: it knows how far the work has come.
         error: what was raised.
-        malformed: it says that the message cannot be read.
+        malformed: the error says that the message cannot be read.
         parks: dead letters are kept.
-        max_attempts: after so many a message is parked; None: never.
+        max_attempts: park a message after this many; None means never.
     """
     cut_off = AttemptEnd.NOT_COUNTED if lease.begun else AttemptEnd.NOT_MADE
     ended = release_after(lease, error).ended
@@ -279,7 +276,7 @@ def decide(lease: Lease, error: BaseException, *, malformed: bool, parks: bool, 
         case InFlight() | LedgerError(permanent=False) | LeaseLost():
             return Decision(AttemptEnd.NOT_MADE, Outcome.IN_FLIGHT)
         case Parked():
-            return Decision(AttemptEnd.FAILED, Outcome.DEAD)  # it goes on counting: see the module
+            return Decision(AttemptEnd.FAILED, Outcome.DEAD)  # the ledger keeps counting: see the module
         case Mismatch() if parks and not lease.begun:
             return Decision(AttemptEnd.NOT_MADE, Reason.MISMATCH)
         case Expired() if not lease.begun:
@@ -289,7 +286,7 @@ def decide(lease: Lease, error: BaseException, *, malformed: bool, parks: bool, 
     if ended is AttemptEnd.NOT_COUNTED:
         return Decision(ended, Outcome.IN_FLIGHT)
     if lease.returned:
-        ended = AttemptEnd.UNKNOWN  # the handler was done; its transaction was not to be committed
+        ended = AttemptEnd.UNKNOWN  # the handler had returned, but its transaction could not be committed
     if max_attempts is not None and (malformed or lease.attempt >= max_attempts):
         return Decision(ended, Reason.MALFORMED if malformed else Reason.FAILED)
     return Decision(ended, Outcome.FAILED)
@@ -297,11 +294,11 @@ def decide(lease: Lease, error: BaseException, *, malformed: bool, parks: bool, 
 
 @dataclass(slots=True)
 class _Attempt:
-    """What has become of one delivery so far."""
+    """What is known of one delivery so far."""
 
     delivery: Delivery
     begun: bool = False  # the ledger has given the lease
-    of_all: int = 1  # the how-manieth attempt this is in the ledger, those before a redrive included
+    of_all: int = 1  # the attempt's number in the ledger, counting those before a redrive
     error: BaseException | None = None  # what the work has raised
     settlement: Settlement | None = None  # what that means
 

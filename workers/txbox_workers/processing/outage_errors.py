@@ -1,4 +1,4 @@
-"""Outages: errors of the database, which no message has caused."""
+"""Outages: database errors that no message has caused."""
 
 import asyncio
 from collections.abc import Iterator
@@ -24,24 +24,24 @@ from txbox.postgres.sqlstates import (
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether an error ends the work itself, and is no failure of its message: Ctrl-C, or a task that is cancelled."""
+    """Whether an error ends the work itself and is not its message's failure: Ctrl-C, or a cancelled task."""
     return isinstance(error, KeyboardInterrupt) or is_cancellation(error)
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether an error comes of it that the task was cancelled in which this runs.
+    """Whether an error comes from the cancellation of the task in which this runs.
 
-    A handler that raises CancelledError by itself has failed. One that is cancelled may raise another error: its
-    cleaning up finds a connection that cannot be used any more.
+    A handler that raises CancelledError by itself has failed. A cancelled handler may raise another error, when its
+    cleanup finds an unusable connection.
     """
     return is_cancelled() and any(isinstance(one, asyncio.CancelledError) for one in _with_contexts(error))
 
 
 def is_own_cancellation(error: BaseException) -> bool:
-    """Whether a handler's error comes of it that it has cancelled its own wait, as ``asyncio.timeout`` does.
+    """Whether a handler's error comes from its cancelling its own wait, as ``asyncio.timeout`` does.
 
-    SQLAlchemy invalidates the connection of a statement that is cancelled. What it says of a session that a handler
-    goes on with after that is another error; so is a connection that is lost after a wait that was cancelled.
+    SQLAlchemy invalidates the connection of a cancelled statement. Two cases are different errors: SQLAlchemy's
+    complaint about a session that the handler goes on using, and a connection that is lost after a cancelled wait.
     """
     for one in _with_contexts(error):
         if isinstance(one, SQLAlchemyError | psycopg.Error):
@@ -61,9 +61,9 @@ def _with_contexts(error: BaseException) -> Iterator[BaseException]:
 
 
 class DatabaseUnavailable(Exception):
-    """The database cannot be worked with now, or did not answer a commit; it is no message's fault.
+    """The database cannot be used now, or did not answer a commit. No message is at fault.
 
-    ``before_handler``: the error came before any handler was run, so no handler can have caused it.
+    ``before_handler`` says that the error came before any handler ran, so no handler can have caused it.
     """
 
     def __init__(self, message: str, *, before_handler: bool = False) -> None:
@@ -73,7 +73,7 @@ class DatabaseUnavailable(Exception):
 
 @contextmanager
 def connecting() -> Iterator[None]:
-    """While no handler runs: what says that the database cannot be reached becomes DatabaseUnavailable."""
+    """Turn outage errors into DatabaseUnavailable, while no handler runs."""
     try:
         yield
     except Exception as error:
@@ -84,7 +84,7 @@ def connecting() -> Iterator[None]:
 
 @contextmanager
 def bookkeeping(*, before_handler: bool = True) -> Iterator[None]:
-    """Around our own short transactions: whatever fails there is no message's fault."""
+    """Turn any error of our own short transactions into DatabaseUnavailable: no message is at fault."""
     try:
         yield
     except PreparedLost:
@@ -95,9 +95,9 @@ def bookkeeping(*, before_handler: bool = True) -> Iterator[None]:
 
 @contextmanager
 def recording_errors() -> Iterator[None]:
-    """An error of our own statement (no permission, disk full, read-only server) is no message's fault.
+    """Turn an error of our own statement (no permission, disk full, read-only server) into DatabaseUnavailable.
 
-    Were it counted as an attempt, a full disk would turn a whole queue into dead letters.
+    No message is at fault. If it counted as an attempt, a full disk would turn a whole queue into dead letters.
     """
     try:
         yield
@@ -110,7 +110,7 @@ def recording_errors() -> Iterator[None]:
 
 
 def _ours(error: BaseException, *, before_handler: bool) -> DatabaseUnavailable:
-    """As ``unavailable``, of a statement of txbox: the missing table or column is one of its own."""
+    """Like ``unavailable``, for a statement of txbox: a missing table or column is then one of its own."""
     found = unavailable(error, before_handler=before_handler)
     if sqlstate(error) in (UNDEFINED_TABLE, UNDEFINED_COLUMN) and SchemaMissing.remedy not in str(found):
         return DatabaseUnavailable(
@@ -120,15 +120,15 @@ def _ours(error: BaseException, *, before_handler: bool) -> DatabaseUnavailable:
 
 
 def unavailable(error: BaseException, *, before_handler: bool = False) -> DatabaseUnavailable:
-    """Say in one line what has failed, without the values of the statement: they are the content of messages."""
+    """Return in one line what has failed, without the statement's values, which are the content of messages."""
     found = without_values(error)
     primary = found.diag.message_primary if isinstance(found, psycopg.Error) else None
-    is_said = isinstance(found, TxboxError)  # its cause is the server's own words
+    is_said = isinstance(found, TxboxError)  # it quotes the server itself
     text = f"{type(found).__name__}: {primary or found}" if primary or is_said else " ".join(describe(found).split())
     remedy = f"; {PREPARED_REMEDY}" if is_lost_prepared_statement(error) else ""
     return DatabaseUnavailable(f"{text}{remedy}", before_handler=before_handler)
 
 
 def without_values(error: BaseException) -> BaseException:
-    """Return the driver's error, where SQLAlchemy's error around it would print the statement's values."""
+    """Return the driver's error where SQLAlchemy's error around it would print the statement's values."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error

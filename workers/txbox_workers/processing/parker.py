@@ -1,4 +1,4 @@
-"""Parking: dead letters of one worker's deliveries."""
+"""Park deliveries of one worker as dead letters."""
 
 from txbox import DeadLetter, DeadLetters, Expired, Inbox, InFlight, Mismatch, Outcome, Reason
 from txbox.dead_letters.failures import Failed
@@ -10,7 +10,7 @@ from txbox_workers.processing.processor import in_flight
 
 
 class Parker:
-    """Keeps what has failed for the last time, whole."""
+    """Parks what has failed for the last time, complete with body, headers and envelope."""
 
     def __init__(
         self,
@@ -21,14 +21,10 @@ class Parker:
         *,
         ordered: bool = False,
     ) -> None:
-        """Name where letters are kept, whose they are, and the source of the messages.
+        """``letters`` use an engine whose transactions are limited.
 
-        Args:
-            letters: on an engine whose transactions are limited.
-            subscriber_id: the consumer's name.
-            source_name: where its messages come from.
-            inbox: what decides whether a message is processed or parked; None: a ledger does.
-            ordered: letters keep the order of their keys.
+        ``inbox`` decides whether a message is processed or parked; with None, a ledger does. ``ordered`` says that
+        letters keep the order of their keys.
         """
         self._letters = letters
         self._subscriber_id = subscriber_id
@@ -37,10 +33,10 @@ class Parker:
         self._ordered = ordered
 
     def check(self) -> None:
-        """See that the table is there.
+        """Raise unless the table exists.
 
         Raises:
-            SchemaMissing: it is not.
+            SchemaMissing: it does not.
             DatabaseUnavailable: the database does not answer.
         """
         with connecting(), self._letters.engine.connect() as connection, own_cursors(connection):
@@ -56,16 +52,17 @@ class Parker:
         lease_attempts: int | None = None,
         wait_seconds: float | None = None,
     ) -> Settlement:
-        """Park a message, unless it is processed, or another transaction is processing it.
+        """Park a message, unless it is processed or another transaction is processing it.
 
         Args:
-            delivery: of what.
+            delivery: the message's delivery.
             reason: why.
             text: the error of the last attempt.
             failed: the attempts that counted.
-            error: the last one's, if this process has seen it.
-            lease_attempts: how many the message has had in its ledger, if there is one.
-            wait_seconds: for another transaction that is processing the message; None: as long as usual.
+            error: the last attempt's error, if this process has seen it.
+            lease_attempts: how many attempts the message had in its ledger, if there is one.
+            wait_seconds: how long to wait for another transaction that is processing the message; None means as long as
+                usual.
         """
         letter = self._letter(delivery, reason, text, failed)
         with bookkeeping(before_handler=False):
@@ -95,7 +92,7 @@ class Parker:
     def park_expired(self, delivery: Delivery, expired: Expired, lease_attempts: int | None = None) -> Settlement:
         """Park a message that is too old to judge; hand it back if it was redriven just now.
 
-        ``expired`` may tell of others, too. ``lease_attempts``: as ``park``.
+        ``expired`` may name other messages, too. ``lease_attempts`` is as in ``park``.
         """
         message_id = delivery.message.id
         error = Expired(self._subscriber_id, {message_id: expired.sent_at[message_id]}, expired.horizon)
@@ -111,12 +108,12 @@ class Parker:
     # --- under a lease ------------------------------------------------------------------------------------------------
 
     def waits(self, delivery: Delivery, lease_attempts: int) -> bool:
-        """Whether a message was parked and not redriven: its ack was lost, or this is another copy of it."""
+        """Whether a message was parked and not redriven: its ack was lost, or this is another copy."""
         with bookkeeping():
             return self._letters.waits(self._subscriber_id, delivery.message.id, delivery.body, lease_attempts)
 
     def attempts_before(self, delivery: Delivery) -> int:
-        """How many attempts under leases a message had when it was parked last."""
+        """Return how many attempts under leases a message had when it was last parked."""
         with bookkeeping():
             return self._letters.lease_attempts(self._subscriber_id, delivery.message.id)
 
@@ -137,4 +134,3 @@ class Parker:
 
 
 NOT_TRIED = Failed(0, ())
-"""No attempt was made."""

@@ -1,10 +1,10 @@
-"""The processor: in which order a batch of deliveries is processed, and what is not begun. No broker, no database.
+"""The processor: decide in which order to process a batch of deliveries, and what not to begin. No broker, no database.
 
-How one delivery, or several together, are processed, is in the subclasses: ``InboxProcessor`` works with transactions
-of the database that the effects are in, ``LedgerProcessor`` with leases.
+The subclasses process one delivery, or several together: ``InboxProcessor`` in transactions of the database that has
+the effects, ``LedgerProcessor`` under leases.
 
-Attempts are counted in a database, and how one has ended may have to be saved there later, when the database can be
-reached again. Until then its delivery is kept: another worker would decide by a count that is wrong.
+Attempts are counted in a database. If the end of an attempt cannot be saved there, it is saved when the database can be
+reached again. Until then the delivery is kept: another worker would decide by a wrong count.
 """
 
 from abc import ABC, abstractmethod
@@ -25,13 +25,13 @@ from txbox_workers.processing.transaction_limits import TimeLimit, unlimited
 
 
 class Halt(Protocol):
-    """Says when nothing more is to be begun: a ``threading.Event``, or a deadline."""
+    """Says when nothing more may begin: a ``threading.Event`` or a deadline."""
 
     def is_set(self) -> bool:
         """Whether that is now."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it, so many seconds at most; return whether it is now."""
+        """Wait for it, at most ``timeout`` seconds; return whether it is now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +42,17 @@ class ProcessorContext:
     source_name: str  # where deliveries come from, for events and dead letters
     hooks: Sequence[Hook]  # called with every event
     wants_details: Callable[[], bool]  # whether a hook or the log takes the events of messages that succeed
-    stopping: Halt  # says when nothing more is to be begun
+    stopping: Halt  # says when nothing more may begin
     cut_short: Halt | None = None
-    """Within a batch, begin no more handlers once this is set: what was not begun is taken out of the inbox again, and
-    the rest commits. None: batches are always finished.
-    """
+    """Within a batch, begin no more handlers once this is set: what was not begun is removed from the inbox again, and
+    the rest commits. None means that batches are always finished."""
     ends_at: Callable[[], float | None] = lambda: None
-    """A reading of ``elapsed`` at which this process ends, and no lease may last longer; None: never."""
+    """The reading of ``elapsed`` at which this process ends and beyond which no lease may last; None means never."""
     spans: ConsumerSpans = NO_SPANS  # of the messages that are processed
     limit: TimeLimit = unlimited  # says how long a transaction may take
 
 
 class Processor(ABC):
-    """Processes the deliveries of one worker."""
-
     def __init__(self, context: ProcessorContext) -> None:
         self._context = context
         self._stopping = context.stopping
@@ -64,7 +61,7 @@ class Processor(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """See that everything is there, before any message is taken.
+        """Raise unless the stores answer and have what is needed. Called before any message is taken.
 
         Raises:
             DatabaseUnavailable: the database, or the store of the ledger, does not answer.
@@ -73,18 +70,18 @@ class Processor(ABC):
 
     @abstractmethod
     def check_recording(self) -> None:
-        """See that a message could be processed now, after there was trouble.
+        """Raise unless a message could be processed now. Called after an outage.
 
         Raises:
             DatabaseUnavailable, SchemaMissing, LedgerError: it could not.
         """
 
-    # --- how attempts have ended, where that is not saved yet ---------------------------------------------------------
+    # --- ends of attempts that are not saved yet ----------------------------------------------------------------------
 
     def has_unsaved(self, delivery: Delivery) -> bool:
-        """Whether the database does not have yet how an attempt of this message has ended.
+        """Whether an attempt of this message has ended but is not recorded yet.
 
-        Its delivery is to be kept until then: another worker would conclude that this process has ended.
+        Its delivery must be kept until then: another worker would conclude that this process has crashed.
         """
         return delivery.message.id in tuple(self._unsaved.values())
 
@@ -92,19 +89,19 @@ class Processor(ABC):
         """Save how attempts have ended.
 
         Raises:
-            DatabaseUnavailable: not all of it could be saved.
+            DatabaseUnavailable: not everything could be saved.
         """
         for save in tuple(self._unsaved):
             with bookkeeping():
                 save()
-            self._unsaved.pop(save, None)  # not before: another thread may ask what is unsaved
+            self._unsaved.pop(save, None)  # not earlier: another thread may ask what is unsaved
 
     def _save_later(self, message_id: str, save: Callable[[], object]) -> None:
-        """Have it saved how an attempt has ended; saving it twice must do no harm."""
+        """Queue ``save`` until the database answers. It may run twice."""
         self._unsaved[save] = message_id
 
     def _discard_unsaved(self, message_id: str) -> None:
-        """Save nothing of a message any more, as what is counted of it decides nothing."""
+        """Forget a message's unsaved attempts: its count no longer matters."""
         for save, saved_for in tuple(self._unsaved.items()):
             if saved_for == message_id:
                 self._unsaved.pop(save, None)
@@ -112,7 +109,7 @@ class Processor(ABC):
     def process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
         """Process deliveries, and yield settlements as soon as they are certain.
 
-        Once it is stopping, nothing is begun any more, and the rest is handed back untouched.
+        Once the worker is stopping, nothing more begins, and the rest is handed back untouched.
 
         Args:
             deliveries: in the broker's order.
@@ -126,7 +123,7 @@ class Processor(ABC):
                 yield settlements
 
     def _run_rounds(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
-        """Process each message once, then its repeats; in batches, and singly what cannot be in one."""
+        """Process each message once, then its repeats: in batches, and singly where a batch is not possible."""
         self.save_unsaved()
         blocked: dict[str, float] = {}
         settled_before: dict[str, Settlement] = {}
@@ -143,7 +140,7 @@ class Processor(ABC):
                 if not unique:
                     continue
             single: Sequence[Delivery] = unique
-            # After a failure in some group, one by one: what comes next in that group is not to be run.
+            # After a failure in some group, one by one: what comes next in that group must not run.
             if not blocked and not self._stopping.is_set():
                 single = [delivery for delivery in unique if self._is_single(delivery)]
                 if single and any(self.group(delivery) for delivery in unique):
@@ -156,9 +153,9 @@ class Processor(ABC):
                 yield settlements
 
     def _without_repeats(self, deliveries: Sequence[Delivery]) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
-        """Return deliveries of which no message comes twice, and the rest.
+        """Return deliveries in which no message comes twice, and the rest.
 
-        What follows a repeat in its group waits with it, so that the order within the group stays.
+        What follows a repeat in its group waits with it, so that the group keeps its order.
         """
         if len({delivery.message.id for delivery in deliveries}) == len(deliveries):
             return deliveries, ()
@@ -176,9 +173,9 @@ class Processor(ABC):
         return list(unique.values()), waiting
 
     def _settled_like(self, delivery: Delivery, before: Settlement | None) -> Settlement | None:
-        """Settle a repeat of a message that was met in the same batch; None if it has to be processed.
+        """Settle a repeat of a message that was in the same batch; return None if it has to be processed.
 
-        Not run again at once: ten copies of a message whose handler fails would use up its attempts in a moment.
+        It is not run again at once: ten copies of a message whose handler fails would use up its attempts in a moment.
         """
         if before is None:
             return None
@@ -190,9 +187,9 @@ class Processor(ABC):
         return Settlement(delivery, outcome, before.error)
 
     def _run_batches(self, deliveries: Sequence[Delivery], blocked: Mapping[str, float]) -> Iterator[list[Settlement]]:
-        """Process deliveries together; if that fails, each tenth of them in the same way, and a few of them singly.
+        """Process deliveries together; if that fails, do the same for each tenth of them, and process a few singly.
 
-        One that fails in a thousand has the others committed in about thirty transactions, and not in a thousand.
+        With one failure in a thousand, the others commit in about thirty transactions instead of a thousand.
         """
         held = [delivery for delivery in deliveries if (self.group(delivery) or "") in blocked] if blocked else []
         free = _without(held, deliveries)
@@ -208,11 +205,11 @@ class Processor(ABC):
                 yield from self._run_batches(deliveries[first : first + size], blocked)
 
     def _is_single(self, delivery: Delivery) -> bool:  # noqa: ARG002 - a hook
-        """Whether a delivery is not to be processed together with others."""
+        """Whether a delivery must not be processed together with others."""
         return False
 
     def _run_batch(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:  # noqa: ARG002 - a hook
-        """Process several deliveries at once; None if they have to be processed singly."""
+        """Process several deliveries at once; return None if they have to be processed singly."""
         return None
 
     @abstractmethod
@@ -224,14 +221,15 @@ class Processor(ABC):
         """
 
     def group(self, delivery: Delivery) -> str | None:
-        """Return what keeps its order within a batch; None where there is no order."""
+        """Return the group that keeps a delivery's order within a batch; None if there is no order."""
         return delivery.failure_group or delivery.group
 
     def blocked_by(self, settlements: Sequence[Settlement]) -> dict[str, float]:
-        """Return the groups in which what follows must not overtake, each with the delay of what is handed back.
+        """Return the groups in which later deliveries must not overtake, each with the delay for handing those back.
 
-        A broker's group keeps what follows by itself. Where the order is the worker's, it comes again after as long. A
-        copy that is too early has a dead letter, which keeps its place: what follows may be the copy it waits for.
+        A broker's group itself holds back what follows. Where the order is the worker's, what follows comes again after
+        the same delay. A copy that is too early has a dead letter that keeps its place, so it blocks nothing: what
+        follows may be the copy it waits for.
         """
         return {
             group: 0.0 if settlement.delivery.group else settlement.delay_seconds
@@ -253,7 +251,6 @@ class Processor(ABC):
 
 
 def _without(some: Sequence[Delivery], deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-    """Return those deliveries that are not among some of them."""
     if not some:
         return deliveries
     receipts = {delivery.receipt for delivery in some}
@@ -261,13 +258,13 @@ def _without(some: Sequence[Delivery], deliveries: Sequence[Delivery]) -> Sequen
 
 
 PARTS = 10
-"""Into how many parts a batch is divided that has failed as a whole; one of no more deliveries is processed singly."""
+"""How many parts a failed batch is divided into. A batch of no more deliveries than this is processed singly."""
 
 IN_FLIGHT_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=60.0)
-"""Until a delivery comes again whose message another transaction was processing."""
+"""The delay of a delivery whose message another transaction was processing."""
 
 
 def in_flight(delivery: Delivery, error: BaseException, *, longest_seconds: float | None = None) -> Settlement:
-    """Return the settlement of a delivery that is to come again later, without a fault of its message."""
+    """Return the settlement of a delivery that is to come again later through no fault of its message."""
     delay = IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
     return Settlement(delivery, Outcome.IN_FLIGHT, error, min(delay, longest_seconds or delay))
