@@ -1,12 +1,12 @@
-"""Envelopes: from what SQS delivers to the message that the producer meant. Pure functions, no I/O.
+"""Open envelopes: turn what SQS delivers into the message that the producer sent. Pure functions, no I/O.
 
-A message may be wrapped several times, an EventBridge event inside an SNS notification inside an SQS message, say.
-Each wrapper is taken off, and what it says of the message becomes headers; the names that ``txbox.identify`` looks
-at are in ``txbox.messages.message``.
+A message may be wrapped several times, such as an EventBridge event inside an SNS notification inside an SQS message.
+Each wrapper is taken off, and what it says about the message becomes headers. The header names that ``txbox.identify``
+looks at are in ``txbox.messages.message``.
 
-A message that an outbox of txbox has sent says so, on the wrapper that it was put into: in the attributes of SQS or of
-SNS, or in the resources of an EventBridge event. There the body is restored byte for byte, and nothing more is taken
-off unasked, however much the body resembles a wrapper.
+A message that an outbox of txbox has sent says so on the wrapper that it was put into: in the attributes of SQS or SNS,
+or in the resources of an EventBridge event. Its body is restored byte for byte, and no more wrappers are taken off
+unasked, however much the body resembles one.
 """
 
 import base64
@@ -41,20 +41,20 @@ __all__ = ["Envelope", "open_envelope"]
 
 
 class Envelope(StrEnum):
-    """How the body of an SQS message is to be read."""
+    """How to read the body of an SQS message."""
 
     AUTO = "auto"
-    """Take off every wrapper that is recognised; anything else is the payload, and so is what an outbox has sent."""
+    """Take off every wrapper that is recognised. Anything else is the payload, and so is what an outbox has sent."""
     RAW = "raw"
     """The body is the payload."""
     JSON = "json"
-    """The body is the payload, and it has to be JSON."""
+    """The body is the payload and must be JSON."""
     SNS = "sns"
-    """The body has to be an SNS notification; its Message is the payload, or another wrapper."""
+    """The body must be an SNS notification; its Message is the payload, or another wrapper."""
     EVENTBRIDGE = "eventbridge"
-    """The body has to be an EventBridge event; its detail is the payload."""
+    """The body must be an EventBridge event; its detail is the payload."""
     CLOUDEVENTS = "cloudevents"
-    """The body has to be a structured CloudEvent, or the attributes a binary one; its data is the payload."""
+    """The body must be a structured CloudEvent, or the attributes a binary one; its data is the payload."""
 
 
 def open_envelope(
@@ -64,7 +64,7 @@ def open_envelope(
     envelope: Envelope = Envelope.AUTO,
     identify: Identify = identify,
 ) -> Delivery:
-    """Make a delivery from a message as SQS's ReceiveMessage returns it.
+    """Return the delivery of a message that SQS's ReceiveMessage has returned.
 
     Args:
         record: MessageId, ReceiptHandle, Body, Attributes, MessageAttributes.
@@ -74,7 +74,7 @@ def open_envelope(
 
     Returns:
         The delivery. One that cannot be read has its ``problem`` set, and the id that the broker gave it first: it is
-        processed as a failed message, and not dropped.
+        processed as a failed message instead of being dropped.
     """
     system = record.get("Attributes") or {}
     attributes = record.get("MessageAttributes") or {}
@@ -82,11 +82,11 @@ def open_envelope(
     broker_id = str(record["MessageId"])
     headers = _attribute_headers(attributes)
     if "MessageDeduplicationId" in system:
-        # A redrive needs a new one, and sends the old one as an attribute: that is the one that counts.
+        # A redrive needs a new id and sends the old one as an attribute: the old one counts.
         headers.setdefault(HEADER_DEDUPLICATION_ID, system["MessageDeduplicationId"])
     if "MessageGroupId" in system:
         headers[HEADER_GROUP_ID] = system["MessageGroupId"]
-    # When it was put into its queue; a move to a dead-letter queue leaves that as it is, for standard queues.
+    # When it was put into its queue. For standard queues, a move to a dead-letter queue does not change that.
     sent_at = time_from(system.get("SentTimestamp"))
     raw = Message(broker_id, text.encode("utf-8", "surrogatepass"), MappingProxyType(headers), source, sent_at)
     problem: Exception | None = None
@@ -98,15 +98,15 @@ def open_envelope(
         if times := [time_from(message.headers[name]) for name in _TIMES if name in message.headers]:
             sent_at = earliest(sent_at, *times)
         message = Message(valid_message_id(identify(message)), message.body, message.headers, source, sent_at)
-    except Exception as error:  # noqa: BLE001 - identify is the host's code; the message must not be lost if it fails
+    except Exception as error:  # noqa: BLE001 - identify is the host's code: if it fails, the message must not be lost
         message, problem = raw, error if isinstance(error, TxboxError) else _unidentified(error)
-        with suppress(TxboxError):  # a dead letter's copy that still cannot be read is still that message
+        with suppress(TxboxError):  # a redriven dead letter that still cannot be read is still that message
             message = replace(raw, id=valid_message_id(headers.get(HEADER_FIRST_DELIVERY_ID, broker_id)))
     return Delivery(
         message=message,
         receipt=record["ReceiptHandle"],
         receive_count=int(system.get("ApproximateReceiveCount", 1)),
-        # On a standard queue, the group only shares the queue out fairly; it keeps no order.
+        # On a standard queue, the group is only for fair sharing; it keeps no order.
         group=system.get("MessageGroupId") if source.endswith(".fifo") else None,
         body=raw.body,
         envelope={"attributes": _sendable(attributes), "system": dict(system)},
@@ -150,12 +150,12 @@ _Opener = Callable[[Message, Mapping[str, Any]], Message]
 
 
 def _without(message: Message, *wrappers: tuple[_Test, _Opener]) -> Message:
-    """Take off what is there of these: at most one wrapper of each kind, in the only order that AWS nests them."""
+    """Take off the wrappers found: at most one of each kind, in the only order in which AWS nests them."""
     parsed, document = None, None
     for is_wrapper, opened in wrappers:
         if HEADER_BODY_ENCODING in message.headers:
-            return message  # an outbox has sent this body; what it resembles means nothing
-        if message is not parsed:  # once for each body, not once for each kind of wrapper
+            return message  # an outbox has sent this body; resemblance means nothing
+        if message is not parsed:  # parse once per body, not once per kind of wrapper
             parsed, document = message, _document(message)
         if document is not None and is_wrapper(document):
             message = opened(message, document)
@@ -170,13 +170,13 @@ def _expected(message: Message, is_wrapper: _Test, what: str) -> Mapping[str, An
 
 
 def _document(message: Message) -> Mapping[str, Any] | None:
-    """Return the body as a JSON object; None if it is not one. Only what may be a wrapper is parsed."""
+    """Return the body as a JSON object; None if it is not one. Only parse what may be a wrapper."""
     if not message.body.lstrip(_JSON_BLANKS).startswith(b"{"):
         return None
     try:
         document = _DECODER.decode(message.body.decode("utf-8", "surrogatepass"))
     except RecursionError as error:
-        # It may be a wrapper, so it cannot be passed on as if it were none: its id would be another one.
+        # It may be a wrapper, so it must not be passed on as a payload: its id would be different.
         raise MalformedMessage(f"message {message.id} is nested too deeply to be read") from error
     except ValueError:
         return None
@@ -189,7 +189,7 @@ def _with(message: Message, body: bytes, headers: Mapping[str, Any]) -> Message:
 
 
 def _unmarked(message: Message) -> Message:
-    """Return a message without the header that only says how its body was encoded for sending."""
+    """Remove the header that only says how the body was encoded for sending."""
     if HEADER_BODY_ENCODING not in message.headers:
         return message
     headers = {name: value for name, value in message.headers.items() if name != HEADER_BODY_ENCODING}
@@ -197,10 +197,10 @@ def _unmarked(message: Message) -> Message:
 
 
 def _member(message: Message, name: str) -> bytes:
-    """Return one member of a JSON object, the message's body, as it is written there, character for character.
+    """Return a member of the JSON object in the message's body exactly as written there, character for character.
 
-    Parsing and writing it again would change it: 10.10 would become 10.1, and a long decimal lose its last digits. Of
-    several with the name, the last counts, as it does for ``json.loads``.
+    Parsing and writing it again would change it: 10.10 would become 10.1, and a long decimal would lose its last
+    digits. If several have the name, the last counts, as in ``json.loads``.
     """
     text = message.body.decode("utf-8", "surrogatepass")
     written = ""
@@ -293,7 +293,7 @@ def _is_binary_cloudevent(message: Message) -> bool:
 
 def _from_cloudevent(message: Message, document: Mapping[str, Any]) -> Message:
     if _is_binary_cloudevent(message):
-        return message  # its attributes are the event, so a body that looks like one is its data
+        return message  # its attributes are the event, so a body that looks like one is data
     if "data_base64" in document:
         try:
             body = base64.b64decode(document["data_base64"], validate=True)
@@ -318,7 +318,7 @@ def _attribute_headers(attributes: Mapping[str, Any]) -> dict[str, str]:
     """Return message attributes as headers; SQS and SNS spell them differently.
 
     CloudEvents in binary mode come with the prefix ``ce-``, ``ce_``, ``cloudEvents_`` or ``cloudEvents:`` (an SQS
-    attribute's name may hold no colon, other bindings' may); all become ``ce-``.
+    attribute's name may contain no colon, but other bindings' may); all become ``ce-``.
     """
     headers = {}
     for name, attribute in attributes.items():
@@ -341,7 +341,7 @@ def _header_name(name: str) -> str:
 
 
 def _sendable(attributes: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return message attributes in a form that JSON can keep and ``restored_attributes`` can undo."""
+    """Return message attributes in a form that JSON can hold and ``restored_attributes`` can undo."""
     kept = {}
     for name, attribute in attributes.items():
         value = {"DataType": attribute.get("DataType", "String")}
@@ -354,7 +354,7 @@ def _sendable(attributes: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def restored_attributes(kept: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
-    """Return message attributes as SQS's SendMessage takes them, from a dead letter's envelope."""
+    """Return the message attributes in a dead letter's envelope as SQS's SendMessage takes them."""
     return {
         name: {
             field: base64.b64decode(value) if field == "BinaryValue" else value for field, value in attribute.items()
@@ -375,11 +375,11 @@ _CLOUDEVENT = (_is_cloudevent, _from_cloudevent)
 HEADER_SNS_TIMESTAMP = "sns-timestamp"
 """When a message was published to SNS."""
 HEADER_EVENTBRIDGE_TIME = "eventbridge-time"
-"""When an event was put, or the time that its producer gave it."""
+"""When an event was put, or the time that its producer set."""
 HEADER_CLOUDEVENTS_TIME = "ce-time"
-"""When the occurrence happened that a CloudEvent tells of."""
+"""When the occurrence that a CloudEvent describes happened."""
 
 _TIMES = (HEADER_SNS_TIMESTAMP, HEADER_EVENTBRIDGE_TIME, HEADER_CLOUDEVENTS_TIME)
 _LONGEST_INT = 4_000
-_DECODER = json.JSONDecoder(parse_int=_number)  # json.loads makes one for each call that has options
+_DECODER = json.JSONDecoder(parse_int=_number)  # json.loads makes a decoder for each call with options
 _JSON_BLANKS = b" \t\r\n"

@@ -1,23 +1,23 @@
 """Start a Step Functions execution once per message: the execution is named after the message.
 
-The name is the lock: a state machine of type STANDARD never has two executions of one name, and AWS keeps a name for
-90 days after its execution has ended. A message that comes again, to whichever worker or Lambda function, finds the
-execution that is there; nothing is kept here.
+The name is the lock. A state machine of type STANDARD never has two executions of one name, and AWS keeps a name for 90
+days after its execution has ended. A message that comes again, to whichever worker or Lambda function, finds that
+execution. Nothing is stored here.
 
-What StartExecution answers, and what is made of it::
+What StartExecution answers, and what that becomes::
 
     name is new                             200, the new execution        PROCESSED
     name and input of a running execution   200, the one that is there    DUPLICATE, see below
     ended, or another input                 400 ExecutionAlreadyExists    DescribeExecution: the same input as a JSON
                                                                           value: DUPLICATE, another one: Mismatch
 
-The two answers 200 differ in their start date only, so it is held against the server's own time: a start that lies
-before this call began, reckoned from the answer's Date header back by how long the call took on a monotonic clock, is
-not this call's. The header has whole seconds, and the clocks of two servers may differ a little: **a duplicate that
-comes within about two seconds of the first start may be reported as PROCESSED**. That is a matter of the report; there
-is one execution nevertheless. No clock of this machine is asked.
+The two answers 200 differ only in their start date, so it is compared with the server's own time. This call began no
+earlier than the answer's Date header minus the call's duration on a monotonic clock. An execution that started before
+that is not this call's. The header has whole seconds, and the clocks of two servers may differ a little: **a duplicate
+that comes within about two seconds of the first start may be reported as PROCESSED**. Only the report is wrong then;
+there is still one execution. No wall clock of this machine is used.
 
-How the execution ended is not looked at: one that failed is a duplicate too, and is redriven in Step Functions.
+How the execution ended does not matter: one that failed is a duplicate too, and is redriven in Step Functions.
 
 Workflows of type EXPRESS do not know their names: every call starts another one. They are refused.
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 __all__ = ["MAX_INPUT_BYTES", "Execution", "Executions", "execution_name", "stepfunctions_client"]
 
 MAX_INPUT_BYTES = 256 * 1024
-"""Of an execution's input, in UTF-8."""
+"""The limit of an execution's input, in UTF-8."""
 
 CLOCK_SECONDS = 1.0
-"""How much the clocks of two servers of AWS may differ before a duplicate is one."""
+"""How much the clocks of two AWS servers may differ; a duplicate is recognised only beyond that."""
 
 _NOT_GIVEN: Any = object()
 
@@ -60,8 +60,8 @@ class Execution:
 
     Attributes:
         arn: its ARN.
-        outcome: PROCESSED: this call has started it. DUPLICATE: it was there before, or has ended since a first try of
-            this call whose answer was lost.
+        outcome: PROCESSED if this call has started it. DUPLICATE if it existed before, or has ended since a first try
+            of this call whose answer was lost.
     """
 
     arn: str
@@ -78,15 +78,15 @@ class Executions:
         def on_order(session, message):
             orders.start(message)
 
-    Needs the rights states:StartExecution, states:DescribeExecution and states:DescribeStateMachine.
+    It needs the rights states:StartExecution, states:DescribeExecution and states:DescribeStateMachine.
     """
 
     def __init__(self, state_machine_arn: str, *, client: "SFNClient | None" = None) -> None:
-        """Name the state machine; nothing is connected before the first ``start``.
+        """Name the state machine; do not connect before the first ``start``.
 
         Args:
-            state_machine_arn: of a state machine of type STANDARD, or of one of its versions or aliases. Names are
-                the state machine's: a message that was started in one version is a duplicate in every other.
+            state_machine_arn: the ARN of a state machine of type STANDARD, or of one of its versions or aliases. Names
+                belong to the state machine: a message that was started in one version is a duplicate in every other.
             client: a Step Functions client of boto3 to use; None makes one from boto3's own settings.
 
         Raises:
@@ -111,15 +111,15 @@ class Executions:
     def start(self, message: Message, *, input: Any = _NOT_GIVEN, name: str | None = None) -> Execution:  # noqa: A002 - AWS's word
         """Start the execution of a message, or find the one that was started before.
 
-        In a handler the execution is not part of the database's transaction: it runs even if the transaction is rolled
-        back afterwards, and the message's next delivery finds it. Let it be the last thing that a handler does.
+        In a handler, the execution is not part of the database's transaction: it runs even if the transaction is rolled
+        back afterwards, and the message's next delivery finds it. Make it the last thing that a handler does.
 
         Args:
-            message: what to start it for.
-            input: the execution's input, a value that JSON can say; the same for every delivery of the message, so
-                without times, random numbers or headers of a delivery. Without it, the message's body, which has to be
-                JSON then.
-            name: what to name the execution after instead of the message's id, where a message starts several:
+            message: the message to start it for.
+            input: the execution's input, a JSON-serialisable value. It must be the same for every delivery of the
+                message, so it has no times, random numbers or headers of a delivery. Without it, the input is the
+                message's body, which must then be JSON.
+            name: what to name the execution after instead of the message's id, if a message starts several:
                 ``f"{message.id} refund"``.
 
         Returns:
@@ -130,8 +130,8 @@ class Executions:
                 worker parks the message.
             MessageTooLarge: the input has more than 256 KiB.
             MalformedMessage: the body is not JSON, and no input was given.
-            InvalidMessageId: the name is empty, too long or no text.
-            TypeError, ValueError: JSON cannot say the input.
+            InvalidMessageId: the name is empty, too long or not text.
+            TypeError, ValueError: the input is not JSON-serialisable.
             InvalidConfiguration: the state machine is of type EXPRESS.
             BrokerError: Step Functions could not be reached, or refused the call.
         """
@@ -165,11 +165,11 @@ class Executions:
         return Execution(answer["executionArn"], Outcome.DUPLICATE if earlier else Outcome.PROCESSED)
 
     def close(self) -> None:
-        """Close the client's connections, if it was made here."""
+        """Close the client's connections, if the client was made here."""
         self._clients.close()
 
     def _see_that_it_is_standard(self, client: "SFNClient") -> None:
-        """Refuse a state machine that would start an execution for every delivery; its type never changes."""
+        """Raise if the state machine would start an execution for every delivery. Its type never changes."""
         if self._is_standard:
             return
         kind = client.describe_state_machine(stateMachineArn=self._unqualified_arn)["type"]
@@ -184,17 +184,17 @@ class Executions:
 def execution_name(message_id: str) -> str:
     """Return the name of a message's execution: the id itself, if it can be a name.
 
-    Otherwise what can be read of the id, and its SHA-256. Two ids never have one name: an id that looks as if it were
-    made here is not taken as it is.
+    Otherwise the name is the readable part of the id and its SHA-256. Two ids never have the same name: an id that
+    looks like such a name is not used as it is.
 
     Args:
         message_id: the id, 1 to 1,000 bytes.
 
     Returns:
-        1 to 80 characters of ASCII, which CloudWatch takes as well.
+        1 to 80 ASCII characters that CloudWatch also accepts.
 
     Raises:
-        InvalidMessageId: the id is empty, too long or no text.
+        InvalidMessageId: the id is empty, too long or not text.
     """
     if _NAME.fullmatch(valid_message_id(message_id)) and not _DERIVED.search(message_id):
         return message_id
@@ -208,15 +208,15 @@ def same_json(one: str, other: str) -> bool:
 
 
 def was_there_before(started: datetime, date: str | None, call_seconds: float) -> bool:
-    """Return whether an execution was there before the call that was answered with it.
+    """Return whether an execution existed before the call that was answered with it.
 
     ::
 
         call begins ───────── answer made (Date, cut to whole seconds) ── answer here
         └───────────────────── call_seconds ───────────────────────────┘
 
-    The call has begun no earlier than ``call_seconds`` before the answer was made, so an execution that started before
-    that, and before what clocks may differ by, is another call's.
+    The call began no earlier than ``call_seconds`` before the answer was made. So an execution that started before
+    that, by more than clocks may differ, belongs to another call.
 
     Args:
         started: the execution's start, by the server's clock.
@@ -227,12 +227,12 @@ def was_there_before(started: datetime, date: str | None, call_seconds: float) -
         answered = parsedate_to_datetime(date or "")
     except ValueError:
         return False
-    answered = answered.replace(tzinfo=UTC)  # which a Date header is always in, whatever it calls it
+    answered = answered.replace(tzinfo=UTC)  # a Date header is always in UTC, whatever it says
     return started < answered - timedelta(seconds=call_seconds + CLOCK_SECONDS)
 
 
 def _reworded(error: _Error, text: str) -> _Error:
-    """Return an error with a text about executions; its own is about the bodies of messages and their headers."""
+    """Replace an error's text, which is about the bodies of messages and their headers, by one about executions."""
     error.args = (text,)
     return error
 
@@ -240,7 +240,7 @@ def _reworded(error: _Error, text: str) -> _Error:
 def _body(message: Message) -> str:
     text = message.text
     try:
-        # What JSON itself cannot say, such as NaN, no state machine takes.
+        # No state machine takes what is not JSON, such as NaN.
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(

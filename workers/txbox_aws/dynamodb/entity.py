@@ -82,8 +82,8 @@ def update_once(
         create: create the item if it does not exist.
 
     Returns:
-        True if applied. False for a duplicate: the item has this id, after a lost answer perhaps from this very call
-            (see the module).
+        True if applied. False for a duplicate: the item has this id already, perhaps from this very call if its answer
+        was lost (see the module).
 
     Raises:
         EntityMissing: there is no such item, and ``create`` is false.

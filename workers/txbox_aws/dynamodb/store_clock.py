@@ -69,8 +69,8 @@ class StoreClock:
 
         Returns:
             False if it contradicts earlier responses, or another one has done so since the request. Either our clock
-                stood still meanwhile (in a suspended virtual machine), or one of the store's hosts has a wrong time:
-                what was computed for that request may be wrong.
+            stood still meanwhile (in a suspended virtual machine), or one of the store's hosts has a wrong time: what
+            was computed for that request may be wrong.
         """
         lower = _Bound(date - received, sent)
         upper = _Bound(date + RESOLUTION_SECONDS - sent, sent)

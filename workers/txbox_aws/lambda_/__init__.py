@@ -1,4 +1,4 @@
-"""AWS Lambda: the function behind an SQS queue, each message processed exactly once in effect."""
+"""AWS Lambda: a function behind an SQS queue that processes each message exactly once in effect."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 __all__ = ["MARGIN_SECONDS", "async_sqs_handler", "sqs_handler"]
 
 
-if not TYPE_CHECKING:  # type checkers would take any name for one of this module
+if not TYPE_CHECKING:  # type checkers would accept any name in this module
 
     def __getattr__(name: str) -> Any:
-        if name == "async_sqs_handler":  # it loads greenlet, which a function without coroutines has no use for
+        if name == "async_sqs_handler":  # it loads greenlet, which a function without coroutines does not need
             from txbox_aws.lambda_.async_handler import async_sqs_handler
 
             return async_sqs_handler

@@ -1,4 +1,4 @@
-"""The handler of a Lambda function whose handlers are coroutines."""
+"""The handler of a Lambda function whose message handlers are coroutines."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ def async_sqs_handler(
     margin_seconds: float = MARGIN_SECONDS,
     **options: Unpack[AsyncProcessingOptions],
 ) -> Callable[[Any, Any], PartialBatchResponse]:
-    """Make the handler of a Lambda function that is triggered by an SQS queue, and awaits a coroutine per message.
+    """Make the handler of a Lambda function that an SQS queue triggers and that awaits a coroutine per message.
 
     ::
 
@@ -34,18 +34,19 @@ def async_sqs_handler(
 
         handler = async_sqs_handler(inbox=AsyncInbox("billing"), engine=engine, handler=on_purchase)
 
-    It has an event loop of its own, which stays for the events after the first one, as the connections do. The messages
-    of an event are handled one after the other, as they are in one transaction; what one handler does may run at once.
-    An event at a time: a second thread waits.
+    It has its own event loop, which stays for later events, as the connections do. The messages of an event are handled
+    one after the other, because they share a transaction; what one handler does may run concurrently. It handles one
+    event at a time: a second thread waits.
 
     Args:
         identify: chooses a message's id, as for ``sqs_handler``.
         envelope: how bodies are read.
-        margin_seconds: before the invocation's end, in which no handler is begun any more.
+        margin_seconds: the time before the invocation's end in which no handler begins any more.
         options: those of ``txbox_workers.coroutines.AsyncProcessingOptions``.
 
     Returns:
-        ``handle(event, context)``, a function, as Lambda wants it; it returns and raises as that of ``sqs_handler``.
+        ``handle(event, context)``, a plain function, as Lambda requires; it returns and raises like that of
+        ``sqs_handler``.
 
     Raises:
         TypeError: there is no such option.
@@ -58,7 +59,7 @@ def async_sqs_handler(
 
 
 class _FunctionOnLoop:
-    """A function of Lambda, and the event loop that its coroutines run on."""
+    """A Lambda function and the event loop that its coroutines run on."""
 
     def __init__(self, function: Callable[[Any, Any], PartialBatchResponse]) -> None:
         self._function = function
@@ -67,12 +68,11 @@ class _FunctionOnLoop:
 
     @property
     def message_type(self) -> MessageType | None:
-        """What the handler's messages are read as; None: it takes the messages themselves."""
+        """The type that bodies are read as for the handler; None if the handler takes the messages themselves."""
         found: MessageType | None = self._function.__self__.message_type  # type: ignore[attr-defined] # a method
         return found
 
     def handle(self, event: Any, context: Any = None) -> PartialBatchResponse:
-        """Process an event; see ``async_sqs_handler``."""
         with self._turn:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""What Lambda gives a function behind an SQS queue, as deliveries. Pure: no I/O.
+"""Turn the events that Lambda gives a function behind an SQS queue into deliveries. Pure: no I/O.
 
 https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html shows the events.
 """
@@ -19,14 +19,14 @@ class Batch:
 
     source: str  # the queue's URL
     deliveries: tuple[Delivery, ...]  # in the queue's order
-    item_ids: Mapping[str, str]  # by receipt, what Lambda calls each of them
+    item_ids: Mapping[str, str]  # Lambda's name for each of them, by receipt
 
 
 def batches(event: Any, *, envelope: Envelope = Envelope.AUTO, identify: Identify = identify) -> list[Batch]:
-    """Return what an event delivers, queue by queue; from Lambda, there is but one queue in an event.
+    """Return what an event delivers, by queue; an event from Lambda has only one queue.
 
-    When one of a FIFO queue fails, all behind it wait, whatever their message group: Lambda wants a function to stop at
-    the first failure, and to report everything after it (developer guide, "Reporting batch item failures").
+    If a delivery of a FIFO queue fails, all behind it wait, whatever their message group: Lambda wants a function to
+    stop at the first failure, and to report everything after it (developer guide, "Reporting batch item failures").
 
     Raises:
         InvalidConfiguration: it is not an event of SQS.
@@ -42,7 +42,7 @@ def batches(event: Any, *, envelope: Envelope = Envelope.AUTO, identify: Identif
             raise _not_of_sqs(f"a record that cannot be read ({type(error).__name__}: {error})") from error
         if source.endswith(".fifo"):
             delivery = replace(delivery, failure_group=source)
-        if delivery.receipt in receipts:  # of an event that was made by hand; SQS gives each delivery its own
+        if delivery.receipt in receipts:  # in an event made by hand; SQS gives each delivery its own
             delivery = replace(delivery, receipt=f"{delivery.receipt} {len(receipts)}")
         receipts.add(delivery.receipt)
         found.setdefault(source, []).append((item_id, delivery))
@@ -57,17 +57,17 @@ def batches(event: Any, *, envelope: Envelope = Envelope.AUTO, identify: Identif
 
 
 def batch_item_failures(item_ids: list[str]) -> dict[str, list[dict[str, str]]]:
-    """Return the answer that has these delivered again, and everything else deleted from the queue.
+    """Return the answer that makes SQS deliver these items again and delete everything else from the queue.
 
-    The ids are in the queue's order; each is named once, however often it is in there.
+    The ids are in the queue's order; each is named once, however often it occurs.
     """
     return {"batchItemFailures": [{"itemIdentifier": item_id} for item_id in dict.fromkeys(item_ids)]}
 
 
 def queue_url(arn: str) -> str:
-    """Return the URL of the queue with this ARN: what a worker calls it, and where a redrive sends to.
+    """Return the URL of the queue with this ARN: the name that a worker uses, and where a redrive sends to.
 
-    Raises ``ValueError``: it is not the ARN of a queue.
+    Raises ``ValueError`` if it is not the ARN of a queue.
     """
     try:
         prefix, partition, service, region, account, name = arn.split(":")
@@ -99,7 +99,7 @@ def _not_of_sqs(what: str) -> InvalidConfiguration:
 
 
 def _received(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record as SQS's ReceiveMessage returns it: the same, in another spelling."""
+    """Return a record as SQS's ReceiveMessage returns it: the same, with other names."""
     return {
         "MessageId": record["messageId"],
         "ReceiptHandle": record["receiptHandle"],
@@ -121,6 +121,6 @@ def _attribute(attribute: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _SUFFIXES = {"aws-cn": "amazonaws.com.cn", "aws-iso": "c2s.ic.gov", "aws-iso-b": "sc2s.sgov.gov"}
-"""Of the host names, where they are not ``amazonaws.com``, by partition."""
+"""The suffixes of host names, by partition, where they are not ``amazonaws.com``."""
 
 _SHOWN_CHARACTERS = 200

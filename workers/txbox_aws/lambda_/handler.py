@@ -4,13 +4,13 @@
 
     event ─→ deliveries ─→ processed as a worker does, until time runs out ─→ {"batchItemFailures": [what comes again]}
 
-Lambda is the worker here: it receives, it deletes what is not in the answer, and it delivers the rest again when the
-queue's visibility timeout has passed. The answer goes out after the commits, so whatever dies in between leads to a
-redelivery, and the inbox or the ledger rejects that.
+Lambda is the worker here: it receives, deletes what is not in the answer, and delivers the rest again when the queue's
+visibility timeout has passed. The answer is sent after the commits, so a crash in between leads to a redelivery, which
+the inbox or the ledger rejects.
 
-Nothing runs between invocations, while Lambda keeps the process frozen: all that is done for an event is done when its
-answer goes out. One thread may be there, the one that has renewed leases: it has none then, wakes up with the process,
-finds that nothing is to be done, and ends.
+Nothing runs between invocations, while Lambda keeps the process frozen: everything for an event is done when its answer
+is sent. One thread may exist, the one that has renewed leases. It has no leases then, wakes up with the process, finds
+nothing to do, and ends.
 """
 
 import logging
@@ -34,13 +34,13 @@ from txbox_workers.options import ProcessingOptions, ValidOptions, lists_options
 from txbox_workers.processing import DatabaseUnavailable, Processor, ProcessorContext, make_processor
 
 UNSAVED_SECONDS = 10.0
-"""How long an invocation goes on trying to save how an attempt has ended, within its own time."""
+"""How long an invocation keeps trying to save how an attempt has ended, within its own time."""
 
 UNSAVED_BACKOFF = Backoff(first_seconds=0.2, longest_seconds=2.0)
-"""Between those tries."""
+"""The delay between those tries."""
 
 PartialBatchResponse = dict[str, list[dict[str, str]]]
-"""As Lambda wants it: ``{"batchItemFailures": [{"itemIdentifier": …}]}``."""
+"""Lambda's format: ``{"batchItemFailures": [{"itemIdentifier": …}]}``."""
 
 
 @lists_options(ProcessingOptions)
@@ -51,7 +51,7 @@ def sqs_handler(
     margin_seconds: float = MARGIN_SECONDS,
     **options: Unpack[ProcessingOptions],
 ) -> Callable[[Any, Any], PartialBatchResponse]:
-    """Make the handler of a Lambda function that is triggered by an SQS queue.
+    """Make the handler of a Lambda function that an SQS queue triggers.
 
     ::
 
@@ -63,21 +63,22 @@ def sqs_handler(
 
         handler = sqs_handler(inbox=Inbox("billing"), engine=engine, handler=on_purchase)
 
-    Make it where the function's module is loaded: nothing is connected before the first event, and the connections stay
-    for the events after it. The trigger needs ``FunctionResponseTypes: [ReportBatchItemFailures]``: without it, Lambda
-    does not read the answer, and **deletes messages that have failed**.
+    Make it where the function's module is loaded: it does not connect before the first event, and the connections stay
+    for later events. The trigger needs ``FunctionResponseTypes: [ReportBatchItemFailures]``: without it, Lambda does
+    not read the answer, and **deletes messages that have failed**.
 
-    A ledger in Postgres that shares the inbox's engine needs one connection more.
+    A ledger in Postgres that shares the inbox's engine needs one more connection.
 
     Args:
         identify: chooses a message's id; the default order is that of ``txbox.identify``.
         envelope: how bodies are read: auto, raw, json, sns, eventbridge or cloudevents.
-        margin_seconds: before the invocation's end, in which no handler is begun any more; at most half of its time.
+        margin_seconds: the time before the invocation's end in which no handler begins any more; at most half of its
+            time.
         options: those of ``txbox_workers.options.ProcessingOptions``. A batch is an event; when time runs out, what was
             handled is committed.
 
     Returns:
-        ``handle(event, context)``, which returns the batch item failures: whatever is to be delivered again. It raises
+        ``handle(event, context)``, which returns the batch item failures: everything to be delivered again. It raises
         ``TxboxError`` if the database or the ledger could not be used and no message has an outcome, and
         ``InvalidConfiguration`` if the event is not one of SQS.
 
@@ -91,7 +92,7 @@ def sqs_handler(
 def make_function(
     of: str, options: Mapping[str, Any], *, identify: Identify, envelope: Envelope | str, margin_seconds: float
 ) -> Callable[[Any, Any], PartialBatchResponse]:
-    """Make the handler of a Lambda function; ``of`` is the name of what was called for it, for errors."""
+    """Make the handler of a Lambda function; ``of`` is the name of the caller's function, for errors."""
     if not margin_seconds >= 0:
         raise InvalidConfiguration(f"{of}.margin_seconds must be at least 0, not {margin_seconds!r}")
     try:
@@ -108,7 +109,7 @@ def make_function(
 
 
 class _Function:
-    """One function of Lambda, in one process. An event at a time, or several in a thread each."""
+    """One Lambda function in one process. It handles one event at a time, or several in a thread each."""
 
     def __init__(self, options: ValidOptions, deadline: Deadline, envelope: Envelope, identify: Identify) -> None:
         self._options = options
@@ -121,11 +122,10 @@ class _Function:
 
     @property
     def message_type(self) -> MessageType | None:
-        """What the handler's messages are read as; None: it takes the messages themselves."""
+        """The type that bodies are read as for the handler; None if the handler takes the messages themselves."""
         return self._options.arguments.message_type
 
     def handle(self, event: Any, context: Any = None) -> PartialBatchResponse:
-        """Process an event; see ``sqs_handler``."""
         self._deadline.begin(seconds_left(context))
         found = batches(event, envelope=self._envelope, identify=self._identify)
         settled: dict[str, Settlement] = {}
@@ -136,7 +136,7 @@ class _Function:
                 if trouble is None:
                     for settlement in self._outcomes(batch):
                         settled[settlement.delivery.receipt] = settlement
-            except Exception as error:  # noqa: BLE001 - what has an outcome is reported, whatever becomes of the others
+            except Exception as error:  # noqa: BLE001 - known outcomes are reported, whatever happens to the others
                 trouble = error
                 self._save_unsaved(self._processor(batch.source))
         failed = [item_id for batch in found for item_id in self._emit_settled(batch, settled, trouble)]
@@ -150,8 +150,8 @@ class _Function:
     def _outcomes(self, batch: Batch) -> Iterator[Settlement]:
         """Process what a queue has delivered, and yield outcomes as soon as they stand.
 
-        Connections are often found dead by the first one to use them after a freeze: a server, or what is in between,
-        has given them up. That alone fails no event: before anything has happened, it is begun once more.
+        After a freeze, the first use of a connection often finds it dead: the server, or something in between, has
+        closed it. That alone does not fail an event: if nothing has happened yet, it starts once more.
         """
         processor = self._processor(batch.source)
         begun = False
@@ -167,7 +167,7 @@ class _Function:
                 yield from settlements
 
     def _processor(self, source: str) -> Processor:
-        """Return the processor for a queue; a function has one queue, seldom a few."""
+        """Return the processor for a queue. A function has one queue, rarely a few."""
         processor = self._processors.get(source)
         if processor is None:
             processor = self._processors[source] = make_processor(
@@ -189,8 +189,8 @@ class _Function:
     def _save_unsaved(self, processor: Processor) -> None:
         """Save how attempts have ended, if that could not be done at once.
 
-        Before the answer, as with it the messages go to others, and this sandbox may never be invoked again. What is
-        left then is saved at its next invocation.
+        This comes before the answer: after it, the messages go to others, and this sandbox may never be invoked again.
+        What is still unsaved is saved in its next invocation.
         """
         began = elapsed()
 
@@ -208,7 +208,7 @@ class _Function:
             _log.warning(text, self._options.subscriber_id, error)
 
     def _raise_or_log(self, trouble: Exception, settled: Mapping[str, Settlement], failed: int) -> None:
-        """Raise if nothing has an outcome: Lambda's metrics count it, and the whole event comes again."""
+        """Raise if nothing has an outcome: Lambda's metrics count that, and the whole event comes again."""
         who = self._options.subscriber_id
         database_failed = isinstance(trouble, DatabaseUnavailable)
         if settled:
@@ -233,7 +233,7 @@ class _Function:
             self._emit(Received, batch, message_ids=message_ids, delivery_ids=delivery_ids)
 
     def _emit_settled(self, batch: Batch, settled: Mapping[str, Settlement], trouble: Exception | None) -> list[str]:
-        """Emit the outcomes of a batch; return what Lambda calls those deliveries that are to come again."""
+        """Emit the outcomes of a batch; return Lambda's names for the deliveries that must come again."""
         failed = []
         details = self._wants_details()
         for delivery in batch.deliveries:
@@ -248,7 +248,7 @@ class _Function:
                 message_id=delivery.message.id,
                 delivery_id=delivery.receipt,
                 outcome=settlement.outcome,
-                acked=settlement.outcome.acked,  # as far as the answer says: Lambda deletes it afterwards
+                acked=settlement.outcome.acked,  # by our answer: Lambda deletes it afterwards
                 attempts=delivery.receive_count,
                 error=settlement.error,
                 counted=settlement.counted,
@@ -259,7 +259,7 @@ class _Function:
         emit(self._hooks, kind(self._options.subscriber_id, batch.source, **attributes))
 
     def _wants_details(self) -> bool:
-        """Whether a hook or the log takes the events of messages that went well."""
+        """Whether a hook or the log takes the events of messages that succeed."""
         return self._has_hooks or _settled_log.isEnabledFor(logging.DEBUG)
 
 
@@ -268,8 +268,8 @@ def _is_unavailable(error: Exception, _run: int) -> bool:
 
 
 _QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)
-"""What the log mentions at DEBUG only."""
+"""What the log mentions only at DEBUG."""
 
 _log = logging.getLogger("txbox.lambda")
 _settled_log = logging.getLogger("txbox.worker")
-"""Where ``log_event`` logs what becomes of deliveries."""
+"""Where ``log_event`` logs the outcomes of deliveries."""

@@ -1,4 +1,4 @@
-"""Publishers of the outbox's relay for AWS: SQS, SNS and EventBridge.
+"""Publishers for the outbox's relay: SQS, SNS and EventBridge.
 
 ::
 
@@ -17,12 +17,12 @@ __all__ = ["AwsPublisher", "EventBridgePublisher", "SnsPublisher", "SqsPublisher
 
 
 def aws_publishers(**options: Any) -> dict[str, AwsPublisher]:
-    """Return a publisher for each kind of destination that AWS has, by the name under which a relay looks for it.
+    """Return a publisher for each kind of AWS destination, by the name that a relay looks for.
 
-    Nothing is connected, and no credentials are looked for, before the first message is sent.
+    They do not connect or look for credentials before the first message is sent.
 
     Args:
-        options: for each of them: ``calls_at_once``, ``connect_timeout_seconds``, ``read_timeout_seconds``.
+        options: passed to each of them: ``calls_at_once``, ``connect_timeout_seconds``, ``read_timeout_seconds``.
     """
     return {
         SQS: SqsPublisher(**options),

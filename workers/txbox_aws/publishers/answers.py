@@ -1,7 +1,7 @@
-"""The answers of SQS, SNS and EventBridge: which entries were sent. Pure, no I/O.
+"""Read the answers of SQS, SNS and EventBridge: which entries were sent. Pure, no I/O.
 
 Only what is confirmed counts as sent. An entry that an answer does not mention is refused. An answer in which boto3
-finds nothing that it knows, such as a proxy's page with status 200, is no answer, and no message is to blame.
+recognises nothing, such as a proxy's page with status 200, is no answer, and no message is to blame.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from txbox_aws.publishers.calls import Entry, PublishCall
 from txbox_aws.publishers.faults import Blame, is_counted, is_final, of_entry
 
 Unlike = Callable[[Entry, Mapping[str, Any]], str | None]
-"""Says in what a confirmed entry is unlike the one that was sent; None: in nothing."""
+"""Returns how a confirmed entry differs from the one that was sent; None if it does not."""
 
 
 def _in_nothing(_entry: Entry, _confirmed: Mapping[str, Any]) -> None:
@@ -23,21 +23,21 @@ def _in_nothing(_entry: Entry, _confirmed: Mapping[str, Any]) -> None:
 
 @dataclass(slots=True)
 class PublishResult:
-    """What became of entries. Those that are nowhere in it were sent."""
+    """The results of entries. Those that do not appear in it were sent."""
 
-    refused: list[Refused] = field(default_factory=list)  # by their own fault, or by chance
-    unsent: list[OutboxMessage] = field(default_factory=list)  # not by their fault; to be sent again
-    error: BrokerError | None = None  # why there are unsent ones
+    refused: list[Refused] = field(default_factory=list)  # through their own fault, or by chance
+    unsent: list[OutboxMessage] = field(default_factory=list)  # through no fault of theirs; to be sent again
+    error: BrokerError | None = None  # why some are unsent
 
     def add(self, other: "PublishResult") -> None:
-        """Take in what became of other entries."""
+        """Add the results of other entries."""
         self.refused += other.refused
         self.unsent += other.unsent
         if self.error is None or (other.error is not None and self.error.permanent and not other.error.permanent):
             self.error = other.error
 
     def add_failed(self, entry: Entry, code: str, text: str, *, sender_fault: bool | None) -> None:
-        """Take in an entry that the answer says has failed."""
+        """Add an entry that failed according to the answer."""
         destination = entry.message.destination
         why = f"{destination} refused the message: {code} {text}".strip()
         fault = of_entry(code)
@@ -50,14 +50,13 @@ class PublishResult:
 
 
 def refusal(entry: Entry, why: str, *, final: bool = False) -> Refused:
-    """Return the refusal of an entry."""
     return Refused(entry.message, f"{entry.message.destination} {why}", final=final)
 
 
 def result_by_ids(call: PublishCall, answer: Mapping[str, Any], unlike: Unlike = _in_nothing) -> PublishResult:
-    """Read the answer of SQS and SNS, in which each entry has the id that it was given: its place in the call.
+    """Read the answer of SQS or SNS, in which each entry has the id that it was given: its place in the call.
 
-    ``unlike`` checks a confirmed one.
+    ``unlike`` checks a confirmed entry.
     """
     if "Successful" not in answer and "Failed" not in answer:
         return _no_answer(call)
@@ -80,7 +79,7 @@ def result_by_ids(call: PublishCall, answer: Mapping[str, Any], unlike: Unlike =
 
 
 def result_in_order(call: PublishCall, answer: Mapping[str, Any]) -> PublishResult:
-    """Read the answer of EventBridge, which has an entry for each one that was sent, in their order."""
+    """Read the answer of EventBridge, which has an entry for each one that was sent, in the same order."""
     if "Entries" not in answer:
         return _no_answer(call)
     result = PublishResult()

@@ -1,4 +1,4 @@
-"""Messages as entries of calls, and how they are cut into calls. Pure, no I/O."""
+"""Turn messages into entries, and divide those into calls. Pure, no I/O."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ from txbox.messages.destinations import is_fifo, is_token
 from txbox.relay import OutboxMessage
 
 MAX_ENTRIES = 10
-"""Of one call: of SQS's SendMessageBatch, SNS's PublishBatch and EventBridge's PutEvents alike.
+"""The limit of one call, the same for SQS's SendMessageBatch, SNS's PublishBatch and EventBridge's PutEvents.
 
 https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatch.html
 https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html
@@ -30,26 +30,24 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class PublishCall:
-    """One call."""
+    """One call to one destination."""
 
     destination: str  # of all of its entries
     entries: tuple[Entry, ...]  # at least one
 
     @property
     def messages(self) -> list[OutboxMessage]:
-        """The messages of its entries."""
         return [entry.message for entry in self.entries]
 
     def one_by_one(self) -> Iterator["PublishCall"]:
-        """Yield a call for each entry."""
         return (PublishCall(self.destination, (entry,)) for entry in self.entries)
 
 
 def calls(entries: Iterable[Entry], max_bytes: int, max_entries: int = MAX_ENTRIES) -> list[PublishCall]:
-    """Cut entries into calls, each for one destination, and for each in the order in which they came.
+    """Divide entries into calls, each for one destination, keeping the order within each destination.
 
-    The destinations take turns: one that does not answer is noticed before it has taken all threads. An entry of more
-    than ``max_bytes`` has a call of its own: it is for the service to refuse it.
+    The destinations take turns, so that one that does not answer is noticed before it has taken all threads. An entry
+    of more than ``max_bytes`` has a call of its own: the service must refuse it.
     """
     by_destination: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -72,13 +70,13 @@ def calls(entries: Iterable[Entry], max_bytes: int, max_entries: int = MAX_ENTRI
 def attributed_entry(message: OutboxMessage, body_parameter: str) -> Entry:
     """Return a message as an entry whose headers travel as attributes.
 
-    In a FIFO queue or topic, the group is the key. A message without one is a group of its own, so that it waits for no
+    In a FIFO queue or topic, the group is the key. A message without a key is its own group, so that it waits for no
     other. It is deduplicated by its own id, so that what the relay sends twice within five minutes arrives once.
 
-    A standard queue is given no group. There it would keep no order; it would make SQS's fair queues take each key for
-    a tenant, which an order's or an account's number is not; and there are stand-ins for SQS that refuse it.
+    A standard queue gets no group. A group would keep no order there. SQS's fair queues would take each key for a
+    tenant, which an order's or an account's number is not. And some stand-ins for SQS refuse it.
 
-    ``body_parameter`` is what the service calls the body.
+    ``body_parameter`` is the service's name for the body.
     """
     text, encoding = encoded(message.body)
     travelling = attributes(message.id, message.headers, encoding)

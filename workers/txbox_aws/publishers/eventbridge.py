@@ -1,4 +1,4 @@
-"""Sends to EventBridge buses."""
+"""Send to EventBridge buses."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class EventBridgePublisher(AwsPublisher):
-    """Sends to EventBridge buses: destinations that are an event bus's ARN.
+    """Sends to EventBridge buses: destinations that are the ARN of an event bus.
 
     A call takes 10 entries and less than 1 MB.
     https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_PutEvents.html
 
-    The body, a JSON object, is the event's detail. Its source is the message's header ``source``, or ``txbox``; its
-    detail type the header ``detail-type``, or ``message``. Id, key and headers are among the event's resources, where
-    rules can match on them: see ``txbox.messages.eventbridge``. EventBridge keeps no order.
+    The body, a JSON object, is the event's detail. The source is the message's header ``source``, or ``txbox``; the
+    detail type is the header ``detail-type``, or ``message``. Id, key and headers are among the event's resources,
+    where rules can match on them: see ``txbox.messages.eventbridge``. EventBridge keeps no order.
     """
 
     _use = EVENTBRIDGE_PUBLISHER

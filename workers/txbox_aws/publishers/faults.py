@@ -1,16 +1,16 @@
-"""Whose fault it is when AWS refuses a call or an entry of one. Pure, no I/O.
+"""Decide whose fault it is when AWS refuses a call or an entry. Pure, no I/O.
 
 ==================  ==============================================  ===============================================
-fault               for example                                     what follows
-==================  ==============================================  ===============================================
-``BROKER``          throttled, 5xx, no answer                       no message is to blame: sent again after a pause
-``DESTINATION``     no such queue, access denied, key disabled      no message is to blame: sent again after a pause
-``ENTRY``           too long, invalid parameter, malformed          the message is refused
-``ENTRY``           an internal error with this entry alone         refused too, but it is no attempt: not counted
-==================  ==============================================  ===============================================
+fault               for example                                     what follows ==================
+==============================================  =============================================== ``BROKER``
+throttled, 5xx, no answer                       no message is to blame: sent again after a pause ``DESTINATION``     no
+such queue, access denied, key disabled      no message is to blame: sent again after a pause ``ENTRY``           too
+long, invalid parameter, malformed          the message is refused ``ENTRY``           an internal error with this entry
+alone         refused too, but it is no attempt: not counted ==================
+==============================================  ===============================================
 
-An entry that is throttled, or for which the permission is lacking, is not refused either: refusals are counted, and a
-message would become a dead letter because its queue was busy, or a policy had been edited.
+An entry that is throttled, or lacks a permission, is not refused either. Refusals are counted, so a message would
+become a dead letter because its queue was busy or a policy had been edited.
 """
 
 from enum import Enum
@@ -21,19 +21,17 @@ from botocore.parsers import ResponseParserError
 from txbox_aws.clients import code_of
 
 CALL_ERRORS = (BotoCoreError, ClientError, ResponseParserError)
-"""What a call raises when it fails as a whole."""
+"""The errors of a call that fails as a whole."""
 
 
 class Blame(Enum):
-    """Whose fault it is."""
-
     BROKER = "broker"
     DESTINATION = "destination"
     ENTRY = "entry"
 
 
 def fault_of(error: Exception) -> Blame:
-    """Return whose fault it is that a whole call failed; see ``CALL_ERRORS``."""
+    """Return whose fault it is that a whole call failed with one of ``CALL_ERRORS``."""
     if not isinstance(error, ClientError):
         return Blame.ENTRY if isinstance(error, ParamValidationError) else Blame.BROKER
     name = _plain(code_of(error))
@@ -56,18 +54,18 @@ def of_entry(code: str) -> Blame:
 
 
 def is_final(code: str, *, sender_fault: bool | None) -> bool:
-    """Whether sending an entry again cannot help that was refused by its own fault.
+    """Whether an entry was refused through its own fault and sending it again cannot help.
 
-    The code is the entry's; or the call's, if it had no other entry. ``sender_fault`` is what the answer says of the
-    entry; None if it says nothing, as EventBridge's and that to a call. Then it is final if the code is one that only a
-    message itself can cause: an invalid parameter may be the destination's setting, and that can be put right.
+    The code is the entry's, or the call's if it had no other entry. ``sender_fault`` is what the answer says about the
+    entry; None if it says nothing, as with EventBridge and with the error of a call. Then it is final if only a message
+    itself can cause the code: an invalid parameter may be the destination's setting, which can be corrected.
     """
     name = _plain(code)
     return name in _MESSAGES if sender_fault is None else sender_fault and name not in _PASSING
 
 
 def is_counted(code: str, *, sender_fault: bool | None) -> bool:
-    """Whether it is an attempt that an entry was refused: not if the broker says that it has failed itself.
+    """Whether the refusal of an entry counts as an attempt: not if the broker says that it has failed itself.
 
     The arguments are those of ``is_final``.
     """
@@ -76,7 +74,7 @@ def is_counted(code: str, *, sender_fault: bool | None) -> bool:
 
 
 def _plain(code: str) -> str:
-    """Return a code without what one service puts around it and another does not."""
+    """Remove what one service adds to a code and another does not."""
     return code.removeprefix("AWS.SimpleQueueService.").removesuffix("Exception")
 
 

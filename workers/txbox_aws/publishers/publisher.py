@@ -1,4 +1,4 @@
-"""The base of the publishers: many messages, few calls, several at once."""
+"""The base class of the publishers: send many messages in few calls, several calls at once."""
 
 import threading
 import time
@@ -24,30 +24,31 @@ CALLS_AT_ONCE = 8
 
 
 class _Lost(NamedTuple):
-    """That a destination could not be sent to: since when, and why."""
+    """When and why a destination could not be reached."""
 
     at: float
     error: BrokerError
 
 
 class AwsPublisher(ABC):
-    """Sends messages to destinations of one AWS service. May be used by several threads at once.
+    """Sends messages to destinations of one AWS service. Several threads may use it at once.
 
-    Messages are grouped by destination and cut into calls of at most ten. Up to ``calls_at_once`` calls of one ``send``
-    are under way at a time; they may be, as no two messages of it have the same key. One is made by the thread that
-    sends, and the others by threads that all share: calls that hang there make a ``send`` slower, and never stop it.
+    Messages are grouped by destination and divided into calls of at most ten. Up to ``calls_at_once`` calls of one
+    ``send`` are in progress at a time, which is safe because no two of its messages have the same key. The sending
+    thread makes one of them; the others are made by threads that all sends share. Calls that hang there make a ``send``
+    slower but never stop it.
 
-    Each entry of each answer is looked at:
+    Each entry of each answer is checked:
 
-    - what is confirmed is sent, and nothing else is;
-    - a message that the service refuses is refused; what only the message itself can cause, finally;
-    - a call that is refused because of one of its entries is made again entry by entry, to refuse only the guilty;
-    - after an outage (throttled, 5xx, no answer, a connection lost) and when a destination refuses whatever it is sent
+    - only what is confirmed counts as sent;
+    - a message that the service refuses is refused, and finally so if only the message itself can cause that;
+    - a call that is refused because of one entry is made again entry by entry, to refuse only the faulty one;
+    - after an outage (throttled, 5xx, no answer, a connection lost), and when a destination refuses whatever it is sent
       (it does not exist, access is denied), no message is to blame. Calls to that destination that wait for their turn
-      are not made, whichever thread they are for, and the next ``send`` tries it with one call before it makes the
-      others, as it does with one that is new: so one that does not answer does not hold up those that do.
+      are not made, in any thread. The next ``send`` tries it with one call before it makes the others, as it does with
+      a new destination: so a destination that does not answer does not delay those that do.
 
-    Regions are those that the destinations name. Credentials, and endpoints, are boto3's own business.
+    Destinations name their regions. Credentials and endpoints are boto3's own settings.
     """
 
     _use: ClassVar[AwsUse[BrokerError]]
@@ -61,12 +62,12 @@ class AwsPublisher(ABC):
         connect_timeout_seconds: float = PUBLISHER.connect_seconds,
         read_timeout_seconds: float = PUBLISHER.read_seconds,
     ) -> None:
-        """Nothing is connected yet.
+        """Prepare the publisher; do not connect yet.
 
         Args:
             client: a client of boto3 to use for everything; None makes one for each region that is needed.
-            calls_at_once: how many calls of one ``send`` may be under way; one fewer threads are started for all of
-                them when they are needed.
+            calls_at_once: how many calls of one ``send`` may be in progress. All sends share one thread fewer than
+                that, started when needed.
             connect_timeout_seconds: how long a call waits for a connection.
             read_timeout_seconds: how long it waits for an answer.
 
@@ -97,13 +98,13 @@ class AwsPublisher(ABC):
         """Send messages, and return when the service has answered for all of them; see ``txbox.relay.Publisher``.
 
         Args:
-            messages: at most one of each key.
+            messages: at most one per key.
 
         Returns:
             Those that were refused.
 
         Raises:
-            PartlySent: some were not sent, and no message is to blame; it says which.
+            PartlySent: some were not sent, and no message is to blame; the error names them.
         """
         result = PublishResult()
         began = time.monotonic()
@@ -124,7 +125,7 @@ class AwsPublisher(ABC):
         return result.refused
 
     def close(self) -> None:
-        """End the threads and close the connections; what is under way is finished first."""
+        """Finish what is in progress, then end the threads and close the connections."""
         with self._pool_lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -154,7 +155,7 @@ class AwsPublisher(ABC):
             return self._pool
 
     def _all(self, group: Sequence[PublishCall], began: float) -> list[PublishResult]:
-        """Make calls: one after the other in this thread, and others beside it as threads are free."""
+        """Make calls: one after the other in this thread, and others beside it in free threads."""
         left, made = deque(enumerate(group)), dict[int, PublishResult]()
 
         def work() -> None:
@@ -164,7 +165,7 @@ class AwsPublisher(ABC):
         helpers: list[Future[None]] = []
         try:
             helpers.extend(self._threads().submit(work) for _ in range(min(len(group), self._calls_at_once) - 1))
-        except RuntimeError as error:  # the interpreter ends, and takes no more work
+        except RuntimeError as error:  # the interpreter is exiting and takes no more work
             ended = BrokerError(f"nothing is sent any more: {error}")
             made |= {number: PublishResult(unsent=call.messages, error=ended) for number, call in _taken(left)}
         work()
@@ -179,18 +180,18 @@ class AwsPublisher(ABC):
             try:
                 entries.append(self._entry(message))
             except (TxboxError, ValueError) as error:
-                # ``publish`` refuses such a message; another program has put it into the table.
+                # ``publish`` would have refused it; another program has put it into the table.
                 result.refused.append(Refused(message, describe(error), final=True))
         return entries
 
     def _run(self, call: PublishCall, began: float) -> PublishResult:
-        """Make a call, unless its destination was lost after the call was asked for."""
+        """Make a call, unless its destination was lost after the call was requested."""
         lost = self._lost.get(call.destination)
         if lost is not None and lost.at >= began:
             return PublishResult(unsent=call.messages, error=lost.error)
         try:
             result = self._made(call)
-        except Exception as error:  # noqa: BLE001 - what the other calls have sent must not be forgotten with it
+        except Exception as error:  # noqa: BLE001 - what the other calls have sent must not be lost with it
             return PublishResult(refused=[Refused(message, describe(error)) for message in call.messages])
         if result.error is not None:
             self._answering.pop(call.destination, None)
@@ -222,9 +223,9 @@ class AwsPublisher(ABC):
 
 
 def _taken(calls: deque[tuple[int, PublishCall]]) -> Iterator[tuple[int, PublishCall]]:
-    """Take what is left, one after the other, beside other threads that do so."""
+    """Take the remaining calls one after the other, while other threads do the same."""
     while calls:
         try:
             yield calls.popleft()
-        except IndexError:  # another one was quicker
+        except IndexError:  # another thread was faster
             return

@@ -1,4 +1,4 @@
-"""Sends to SNS topics, standard and FIFO."""
+"""Send to SNS topics, standard and FIFO."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class SnsPublisher(AwsPublisher):
-    """Sends to SNS topics: destinations that are a topic's ARN.
+    """Sends to SNS topics: destinations that are the ARN of a topic.
 
     A call takes 10 messages and 256 KiB; more only for topics whose MaximumMessageSize says so.
     https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html
 
-    Headers are message attributes, so subscriptions can filter by them. A queue that is subscribed with raw delivery
-    receives them as its own; without it they arrive within SNS's envelope. The worker reads both.
+    Headers are message attributes, so subscriptions can filter by them. A queue subscribed with raw delivery receives
+    them as its own attributes; without raw delivery they arrive in SNS's envelope. The worker reads both.
     """
 
     _use = SNS_PUBLISHER

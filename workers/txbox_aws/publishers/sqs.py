@@ -1,4 +1,4 @@
-"""Sends to SQS queues, standard and FIFO."""
+"""Send to SQS queues, standard and FIFO."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 
 class SqsPublisher(AwsPublisher):
-    """Sends to SQS queues: destinations that are a queue's URL.
+    """Sends to SQS queues: destinations that are the URL of a queue.
 
     A call takes 10 messages and 1 MiB.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatch.html
 
-    The MD5 sums that SQS answers with are compared: what it has taken otherwise than it was sent is sent again.
+    It compares the MD5 sums that SQS answers with. A message that SQS has taken differently from how it was sent is
+    sent again.
     """
 
     _use = SQS_PUBLISHER
@@ -38,7 +39,7 @@ class SqsPublisher(AwsPublisher):
 
 def _unlike(entry: Entry, confirmed: Mapping[str, Any]) -> str | None:
     for name, sum_of in (("MD5OfMessageBody", _body_md5), ("MD5OfMessageAttributes", _attributes_md5)):
-        # Some stand-ins for SQS leave them out.
+        # Some stand-ins for SQS omit these sums.
         if (theirs := confirmed.get(name)) and theirs != (own := sum_of(entry.parameters)):
             return f"{name} is {theirs} and should be {own}"
     return None

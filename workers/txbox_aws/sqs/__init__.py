@@ -1,4 +1,4 @@
-"""Amazon SQS: a source for workers, the worker itself, the way back for dead letters, and queues to try them with."""
+"""Amazon SQS: a source for workers, the worker itself, dead-letter queues, and queues to try them with."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # type checkers would take any name for one of this module
+if not TYPE_CHECKING:  # type checkers would accept any name in this module
 
     def __getattr__(name: str) -> Any:
-        if name == "AsyncSqsWorker":  # it loads greenlet, which a service without coroutines has no use for
+        if name == "AsyncSqsWorker":  # it loads greenlet, which a service without coroutines does not need
             from txbox_aws.sqs.async_worker import AsyncSqsWorker
 
             return AsyncSqsWorker

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AsyncSqsWorker(AsyncWorker):
-    """Processes the messages of one SQS queue, each exactly once in effect, with handlers that are coroutines.
+    """Processes the messages of one SQS queue, each exactly once in effect, with coroutine handlers.
 
     ::
 
@@ -26,7 +26,7 @@ class AsyncSqsWorker(AsyncWorker):
         worker = AsyncSqsWorker(queue_url, inbox=AsyncInbox("billing"), engine=engine, handler=on_purchase)
         asyncio.run(worker.run())
 
-    boto3 stays the client, in threads of its own.
+    The client is still boto3's, in threads of its own.
     """
 
     @lists_options(AsyncWorkerOptions, **DEFAULTS)
@@ -41,13 +41,13 @@ class AsyncSqsWorker(AsyncWorker):
         client: "SQSClient | None" = None,
         **options: Unpack[AsyncWorkerOptions],
     ) -> None:
-        """Put a worker together; nothing is connected before ``start`` or ``run``.
+        """Make a worker. It does not connect before ``start`` or ``run``.
 
         Args:
             queue_url: the queue's URL; its name ends in .fifo for a FIFO queue.
             identify: chooses a message's id, as for ``SqsWorker``.
             envelope: how bodies are read.
-            wait_seconds: of long polling, 0 to 20.
+            wait_seconds: how long a long poll waits, 0 to 20.
             visibility_seconds: how long a delivery is ours without a heartbeat.
             client: an SQS client of boto3 to use; None makes one from boto3's own settings.
             options: those of ``txbox_workers.coroutines.AsyncWorkerOptions``.

@@ -1,9 +1,9 @@
-"""SQS's own dead-letter queues: take their messages into our dead letters, or have SQS move them back.
+"""SQS's own dead-letter queues: import their messages as our dead letters, or let SQS move them back.
 
-A message keeps its MessageId and its attributes when SQS moves it to a dead-letter queue, so a worker's rules find the
-id that it had. When SQS moves it back, it gets a new MessageId: what has no id of its own is a new message then.
+A message keeps its MessageId and its attributes when SQS moves it to a dead-letter queue, so a worker's rules find its
+original id. When SQS moves it back, it gets a new MessageId: a message without an id of its own is then a new message.
 
-An import deletes nothing before its letter is committed::
+An import deletes a message only after its letter is committed::
 
     receive ── park ── commit ── killed            it is received again, and found parked: the same letter
     receive ── killed                              it is received again
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 IMPORT_VISIBILITY_SECONDS = 60
-"""How long ten messages are ours: parking one waits for a second at most."""
+"""How long ten messages are ours: parking one waits for at most a second."""
 
 IMPORT_WAIT_SECONDS = 2
-"""Of long polling; a queue that has nothing for so long is empty."""
+"""How long a long poll waits. A queue that has nothing for this long is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedLetters:
-    """What an import has come to so far.
+    """The results of an import so far.
 
     Attributes:
-        parked: messages that are dead letters now, or were already, and are deleted from the queue.
-        processed: messages that the subscriber had processed; deleted from the queue, and no letter is kept.
-        in_flight: messages that another transaction is processing; they are left in the queue.
+        parked: messages that are dead letters now, or were already; deleted from the queue.
+        processed: messages that the subscriber had processed; deleted from the queue without keeping a letter.
+        in_flight: messages that another transaction is processing; left in the queue.
         copies: further messages whose letter this import has parked already; deleted from the queue, too.
-        undeleted: parked, processed or copies, but SQS did not confirm that it has deleted them: import them again.
+        undeleted: parked, processed or copies whose deletion SQS did not confirm: import them again.
     """
 
     parked: int = 0
@@ -67,7 +67,7 @@ class ImportedLetters:
 
     @property
     def messages(self) -> int:
-        """How many messages of the queue were looked at."""
+        """How many messages of the queue were handled."""
         return self.parked + self.processed + self.in_flight + self.copies
 
 
@@ -76,10 +76,10 @@ class MessageMove:
     """How far SQS is with moving the messages of a dead-letter queue.
 
     Attributes:
-        task_handle: names the move to SQS; None unless it is running.
+        task_handle: SQS's name for the move; None unless it is running.
         status: RUNNING, COMPLETED, CANCELLING, CANCELLED or FAILED.
-        moved: messages so far, about.
-        total: messages in all, about; None: SQS does not say yet.
+        moved: messages so far, approximately.
+        total: messages in all, approximately; None if SQS does not say yet.
         failure: why it failed.
     """
 
@@ -91,7 +91,7 @@ class MessageMove:
 
     @property
     def ended(self) -> bool:
-        """Whether SQS is done with it."""
+        """Whether the move is over."""
         return self.status in ("COMPLETED", "CANCELLED", "FAILED")
 
 
@@ -99,7 +99,7 @@ class DeadLetterQueue:
     """One dead-letter queue of SQS."""
 
     def __init__(self, queue_url: str, *, client: "SQSClient | None" = None) -> None:
-        """Name the queue; nothing is called yet.
+        """Name the queue; do not call SQS yet.
 
         Args:
             queue_url: its URL.
@@ -110,7 +110,7 @@ class DeadLetterQueue:
         self._is_own = client is None
 
     def close(self) -> None:
-        """Close the connections, if they are ours."""
+        """Close the connections, if the client was made here."""
         if self._is_own:
             self._client.close()
 
@@ -135,27 +135,28 @@ class DeadLetterQueue:
         count: int | None = None,
         report: Callable[[ImportedLetters], bool | None] = lambda _: None,
     ) -> ImportedLetters:
-        """Take the messages of the queue into our dead letters, under the ids that they had, and delete them there.
+        """Import the queue's messages as our dead letters, under their original ids, and delete them from the queue.
 
-        A message's letter has the queue that it was sent to as its source, so a redrive sends it there. One that was
+        A letter's source is the queue that its message was sent to, so a redrive sends it there. A message that was
         sent before the subscriber's horizon is parked as EXPIRED.
 
         Args:
             letters: where they are parked.
-            failures: of the subscriber whose letters they become; the attempts that it has counted go into them.
-            source: the URL of the queue that they were sent to, where SQS does not tell it, and several queues share
+            failures: those of the subscriber that the letters will belong to; the attempts counted there go into the
+                letters.
+            source: the URL of the queue that they were sent to. Needed if SQS does not tell and several queues share
                 this one.
             envelope: how the subscriber's workers read bodies.
             identify: how they choose ids.
-            count: how many, at most; None: until the queue is empty.
-            report: called after each ten messages; true: end here.
+            count: how many, at most; None means until the queue is empty.
+            report: called after each ten messages; return true to end here.
 
         Raises:
             BrokerError: the queue cannot be reached, or refuses.
-            InvalidConfiguration: it is not known where a message was sent to; nothing of it was changed.
+            InvalidConfiguration: it is not known where a message was sent to; that message is unchanged.
             sqlalchemy.exc.DBAPIError: the database cannot be reached, or refuses.
 
-        Whatever it raises, messages that are not parked are in the queue again at once.
+        Whatever it raises, messages that are not parked are visible in the queue again at once.
         """
         reader = _Reader(self._queue_url, self._client, self.source_queues, source, envelope, identify, count)
         done, numbers = ImportedLetters(), set[int]()
@@ -166,22 +167,22 @@ class DeadLetterQueue:
             left = len(received) if count is None else count - done.messages
             reader.hand_back([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in received[left:]])
             before, done = done, self._import(reader, letters, failures, received[:left], done, numbers)
-            # Messages that are in flight come again; with nothing else in the queue, there is only waiting left to do.
+            # Messages in flight come again. If the queue has nothing else, only waiting is left.
             if report(done) or done.in_flight - before.in_flight == len(received):
                 break
         return done
 
     def start_move(self, *, to: str | None = None, per_second: int | None = None) -> str:
-        """Have SQS move the queue's messages back to where they were sent, and return the move's handle.
+        """Start SQS's move of the queue's messages back to where they were sent, and return its handle.
 
-        They get new MessageIds: a message without an id of its own is a new one for every inbox.
+        The messages get new MessageIds: one without an id of its own is a new message for every inbox.
 
         Args:
-            to: the URL of another queue; None: each goes to its own.
-            per_second: messages at most, 1 to 500; None: as SQS sees fit.
+            to: the URL of another queue; None sends each to its own.
+            per_second: messages at most, 1 to 500; None leaves the rate to SQS.
 
         Raises:
-            BrokerError: SQS refuses; it is moving them already, or knows no such queue.
+            BrokerError: SQS refuses: it is moving them already, or knows no such queue.
         """
         limits: Any = {} if per_second is None else {"MaxNumberOfMessagesPerSecond": per_second}
         destination: Any = {} if to is None else {"DestinationArn": self._arn_of(to)}
@@ -190,7 +191,7 @@ class DeadLetterQueue:
             return self._client.start_message_move_task(SourceArn=arn, **destination, **limits)["TaskHandle"]
 
     def latest_move(self) -> MessageMove | None:
-        """Return how far SQS is with the last move that was started; None if there was none.
+        """Return how far SQS is with the move that was started last; None if there was none.
 
         Raises:
             BrokerError: the queue cannot be reached.
@@ -201,10 +202,10 @@ class DeadLetterQueue:
         return next((_move_of(task) for task in tasks), None)
 
     def cancel_move(self, task_handle: str) -> None:
-        """Have SQS end a move; what was moved stays where it is.
+        """Stop a move; messages already moved stay where they are.
 
         Raises:
-            BrokerError: it is not running.
+            BrokerError: the move is not running.
         """
         with translated(SQS, self._queue_url, _REMEDIES):
             self._client.cancel_message_move_task(TaskHandle=task_handle)
@@ -224,7 +225,7 @@ class DeadLetterQueue:
                 letter = self._letter(reader, failures, delivery)
                 try:
                     number = letters.park(letter, message=delivery.message)
-                except InFlight:  # its visibility brings it back
+                except InFlight:  # it comes back when its visibility ends
                     done = replace(done, in_flight=done.in_flight + 1)
                     continue
                 committed.append(delivery)
@@ -237,10 +238,10 @@ class DeadLetterQueue:
                     done = replace(done, parked=done.parked + 1)
         except Exception:
             left = [Settlement(delivery, Outcome.IN_FLIGHT) for delivery in deliveries if delivery not in committed]
-            with suppress(BrokerError):  # the first error counts, and their visibility brings them back
+            with suppress(BrokerError):  # the first error is raised; these come back when their visibility ends
                 reader.hand_back(left)
             raise
-        finally:  # what is committed is deleted, whatever has come of the others
+        finally:  # delete what is committed, whatever happened to the others
             deleted = reader.ack(committed) if committed else []
         return replace(done, undeleted=done.undeleted + len(committed) - len(deleted))
 
@@ -273,7 +274,7 @@ class DeadLetterQueue:
 
 
 class _Reader(SqsSource):
-    """The queue as a source whose messages were sent to other queues."""
+    """The dead-letter queue as a source whose messages were sent to other queues."""
 
     def __init__(
         self,
@@ -300,13 +301,13 @@ class _Reader(SqsSource):
         self._max_receives: dict[str, int] = {}
 
     def max_receives(self, source: str) -> int:
-        """Return after how many receives a queue's messages are moved here; 0 if SQS does not tell."""
+        """Return after how many receives SQS moves a queue's messages here; 0 if SQS does not tell."""
         if source not in self._max_receives:
             try:
                 with translated(SQS, source):
                     answer = self._client.get_queue_attributes(QueueUrl=source, AttributeNames=["RedrivePolicy"])
                 attributes: Mapping[str, str] = answer.get("Attributes", {})  # type: ignore[assignment]
-            except BrokerError:  # it is only for the letter's text
+            except BrokerError:  # it is only needed for the letter's text
                 attributes = {}
             policy = json.loads(attributes.get("RedrivePolicy", "{}"))
             self._max_receives[source] = int(policy.get("maxReceiveCount", 0))

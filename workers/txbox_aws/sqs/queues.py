@@ -1,4 +1,4 @@
-"""SQS queues and what they allow: create one, delete one, see how much one holds, send a dead letter back to its own.
+"""SQS queues and their limits: create a queue, delete it, read its backlog, send a dead letter back to its own queue.
 
 https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html
 """
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 MAX_ATTRIBUTES = 10
-"""Message attributes of one message."""
+"""Attributes per message."""
 
 MAX_BATCH = 10
-"""Messages in one call."""
+"""Messages per call."""
 
 MAX_VISIBILITY_SECONDS = 12 * 60 * 60
-"""How long a delivery can be ours, from its receive, extensions included."""
+"""How long a delivery can be ours after its receive, including extensions."""
 
 MAX_WAIT_SECONDS = 20
-"""Of long polling."""
+"""The longest long poll."""
 
 
 def create_queue(name: str, *, client: "SQSClient | None" = None) -> str:
-    """Create a queue, FIFO if its name says so, and return its URL; one that exists is returned as it is.
+    """Create a queue and return its URL; it is FIFO if its name says so. A queue that exists is left as it is.
 
     Raises:
         BrokerError: SQS cannot be reached, or refuses.
@@ -43,7 +43,7 @@ def create_queue(name: str, *, client: "SQSClient | None" = None) -> str:
 
 
 def delete_queue(queue_url: str, *, client: "SQSClient") -> None:
-    """Delete a queue and what is in it.
+    """Delete a queue and everything in it.
 
     Raises:
         BrokerError: SQS cannot be reached, or refuses.
@@ -69,22 +69,23 @@ def queue_backlog(queue_url: str, *, client: "SQSClient | None" = None) -> dict[
 
 
 def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, queue_url: str | None = None) -> None:
-    """Send a dead letter back to the queue it came from, under the message id that it had.
+    """Send a dead letter back to the queue it came from, with its original message id.
 
-    A letter that keeps the order of its key keeps it in another kind of queue, too: in a FIFO queue the key becomes its
-    group, in a standard queue its group becomes its header ``key``.
+    A letter that keeps the order of its key keeps it in the other kind of queue, too: in a FIFO queue the key becomes
+    its group, in a standard queue its group becomes its header ``key``.
 
     Args:
         letter: what to send; ``DeadLetters.redrive`` calls this.
         client: an SQS client of boto3 to use; None makes one.
-        queue_url: another queue than the letter's own.
+        queue_url: a queue other than the letter's own.
 
     Raises:
-        BrokerError: the queue cannot be reached, or refuses the message; or its id or its key cannot travel with it.
+        BrokerError: the queue cannot be reached, or refuses the message; or the letter's id or key cannot travel with
+            it.
     """
     target = queue_url or letter.source
     attributes = restored_attributes(letter.envelope.get("attributes", {}))
-    # A malformed message's id is the broker's: it must not win over the one that the message turns out to carry once it
+    # A malformed message's id is the broker's: it must not override the id that the message turns out to carry once it
     # can be read.
     system = letter.envelope.get("system", {})
     ids = {HEADER_MESSAGE_ID: letter.message_id}
@@ -109,7 +110,7 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
         )
     routing = {} if group is None else {"MessageGroupId": group}
     if is_fifo(target):
-        # A new one: SQS drops what it has seen in the last five minutes. The message id is what counts for us.
+        # A new one: SQS drops what it has seen in the last five minutes. We go by the message id.
         routing["MessageDeduplicationId"] = f"redrive-{letter.dead_letter_id}-{time.time_ns()}"
     with translated(SQS, target), _given_or_own(client, target) as sqs:
         sqs.send_message(
@@ -121,7 +122,7 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
 
 
 def _keep_order(letter: DeadLetter, target: str, headers: dict[str, str]) -> None:
-    """See that a letter's copy keeps its key: as its group, or as a header that is added; or raise ``BrokerError``."""
+    """Keep the key of a letter's copy, as its group or in an added header, or raise ``BrokerError``."""
     key = letter.order_key or ""
     if is_fifo(target):
         if not is_token(key):
@@ -140,7 +141,7 @@ def _keep_order(letter: DeadLetter, target: str, headers: dict[str, str]) -> Non
 
 @contextlib.contextmanager
 def _given_or_own(client: "SQSClient | None", queue_url: str = "") -> Iterator["SQSClient"]:
-    """Yield the client that the caller gave, or one that is made for the queue and closed afterwards."""
+    """Yield the caller's client, or make one for the queue and close it afterwards."""
     if client is not None:
         yield client
         return

@@ -1,7 +1,7 @@
-"""A queue as a source for a worker.
+"""An SQS queue as a source for a worker.
 
-What shapes it: ten messages a call; a delivery is ours for at most 12 hours, extensions included; the batch calls
-answer per entry, and an entry can fail although the call succeeded.
+SQS's rules shape it: ten messages per call; a delivery is ours for at most 12 hours, including extensions; and batch
+calls answer per entry, so an entry can fail although the call succeeded.
 """
 
 import math
@@ -24,21 +24,21 @@ VISIBILITY_SECONDS = 30
 """How long a delivery is ours before the heartbeat has to extend it."""
 
 ENTRY_RUNS = 3
-"""How often an entry of a batch call is tried that failed by the broker's fault."""
+"""How often an entry of a batch call is tried if it failed through the broker's fault."""
 
 ENTRY_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=1.0)
-"""Between those tries."""
+"""The delay between those tries."""
 
 
 class _Unconfirmed(NamedTuple):
-    """What SQS did not confirm of a batch call."""
+    """Why SQS did not confirm an entry of a batch call, and whether that is final."""
 
     why: str
     final: bool
 
 
 class SqsSource:
-    """One SQS queue, standard or FIFO, as a source for a worker."""
+    """An SQS queue, standard or FIFO, as a source for a worker."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SqsSource:
         visibility_seconds: int = VISIBILITY_SECONDS,
         connections: int = 10,
     ) -> None:
-        """Name the queue; nothing is called yet. The arguments are those of ``SqsWorker``."""
+        """Name the queue; do not call SQS yet. The arguments are those of ``SqsWorker``."""
         if not re.match(r"https?://[^/]+/.+", queue_url or ""):
             raise InvalidConfiguration(f"SqsWorker.queue_url must be the URL of a queue, not {queue_url!r}")
         for name, value, least, most in (
@@ -89,7 +89,7 @@ class SqsSource:
 
     @property
     def visibility_seconds(self) -> float | None:
-        """How long a delivery is ours."""
+        """How long a delivery is ours before SQS delivers it again."""
         return self._visibility_seconds
 
     @property
@@ -106,7 +106,7 @@ class SqsSource:
         return self._made_client
 
     def open(self) -> None:
-        """See that the queue exists and answers, and for how long it keeps messages."""
+        """Raise unless the queue exists and answers; read how long it keeps messages."""
         with translated(SQS, self._queue_url):
             answer = self._client.get_queue_attributes(
                 QueueUrl=self._queue_url, AttributeNames=["QueueArn", "MessageRetentionPeriod"]
@@ -137,12 +137,12 @@ class SqsSource:
             for record in records
         ]
 
-    def _source_of(self, record: Mapping[str, Any]) -> str:  # noqa: ARG002 - for queues that others have filled
+    def _source_of(self, record: Mapping[str, Any]) -> str:  # noqa: ARG002 - for subclasses: dead-letter queues
         """Return the URL of the queue that a message was sent to."""
         return self._queue_url
 
     def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
-        """Delete messages, in batches; an entry that failed by the broker's fault is tried again."""
+        """Delete messages, in batches. An entry that failed through the broker's fault is tried again."""
         try:
             unconfirmed = self._in_batches(
                 deliveries,
@@ -173,18 +173,18 @@ class SqsSource:
                 refused[delivery.receipt] = "SQS's limit of 12 hours is reached"
             else:
                 extendable.append(delivery)
-                # Rounded down: a second too much is refused as a whole.
+                # Rounded down: SQS refuses the whole call for one second too many.
                 delays[delivery.receipt] = math.floor(min(seconds, left))
         unconfirmed = self._change_visibility(extendable, delays)
         refused |= {receipt: why for receipt, (why, final) in unconfirmed.items() if final}
         unknown = [why for why, final in unconfirmed.values() if not final]
         if unknown:
-            # Not refused: time is left, and the next try may do it.
+            # Not refused: time is left, and the next try may succeed.
             raise BrokerError(f"{len(unknown)} of {len(deliveries)} extensions were not confirmed: {unknown[0]}")
         return refused
 
     def close(self) -> None:
-        """Close the connections, if they are ours."""
+        """Close the connections, if the client was made here."""
         if self._made_client is not None:
             self._made_client.close()
             self._made_client = None
@@ -210,10 +210,10 @@ class SqsSource:
     ) -> Mapping[str, _Unconfirmed]:
         """Call for ten deliveries at a time, and reconcile the answer entry by entry.
 
-        An entry that is in neither list of the answer counts as failed: only what SQS confirms is taken as done.
+        An entry that is in neither list of the answer counts as failed: only what SQS confirms counts as done.
 
         Returns:
-            For each receipt that is not confirmed in the end: why, and whether that is final.
+            For each receipt that is still not confirmed at the end: why, and whether that is final.
         """
         unconfirmed = {delivery.receipt: _Unconfirmed("", False) for delivery in deliveries}
         for start in range(0, len(deliveries), MAX_BATCH):
@@ -225,7 +225,7 @@ class SqsSource:
                 except BrokerError as error:
                     if len(unconfirmed) == len(deliveries):
                         raise
-                    # Part of it stands: to say that nothing does would be wrong.
+                    # Part of it stands, so raising would be wrong.
                     return {receipt: _Unconfirmed(str(error), False) for receipt in unconfirmed}
                 for done in answer.get("Successful", ()):
                     if delivery := pending.pop(int(done["Id"]), None):
@@ -240,9 +240,9 @@ class SqsSource:
                         del pending[number]
                 if not pending or run == ENTRY_RUNS:
                     break
-                # Slept, and not waited for: nothing signals that the broker has recovered. It is bounded, for ten
-                # deliveries to 0.3 seconds in all (0.1, then 0.2). Nor does a stop cut it short: a worker that
-                # drains still needs these acks.
+                # Sleep, because nothing signals that the broker has recovered. For ten deliveries that is at most
+                # 0.3 seconds in all (0.1, then 0.2). A stop does not cut it short: a worker that drains still needs
+                # these acks.
                 time.sleep(ENTRY_BACKOFF.seconds(run))
         return unconfirmed
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 PREFETCH = 1_000
-"""With batches that are larger than a receive."""
+"""The default with batches larger than a receive."""
 
 CALLS_AT_ONCE = RECEIVERS + SETTLERS + 2
-"""Connections with prefetch; the heartbeat has two."""
+"""Connections with prefetch; two of them are for the heartbeat."""
 
 
 class SqsWorker(Worker):
@@ -48,15 +48,15 @@ class SqsWorker(Worker):
         client: "SQSClient | None" = None,
         **options: Unpack[WorkerOptions],
     ) -> None:
-        """Put a worker together; nothing is connected before ``start`` or ``run``.
+        """Make a worker. It does not connect before ``start`` or ``run``.
 
         Args:
             queue_url: the queue's URL; its name ends in .fifo for a FIFO queue.
             identify: chooses a message's id; the default order is that of ``txbox.identify``.
             envelope: how bodies are read: auto, raw, json, sns, eventbridge or cloudevents.
-            wait_seconds: of long polling, 0 to 20.
-            visibility_seconds: how long a delivery is ours without a heartbeat; a worker that is killed delays its
-                messages by as much. Slow handlers need no more: the heartbeat extends it.
+            wait_seconds: how long a long poll waits, 0 to 20.
+            visibility_seconds: how long a delivery is ours without a heartbeat. A killed worker delays its messages by
+                this much. Slow handlers need no more: the heartbeat extends it.
             client: an SQS client of boto3 to use; None makes one from boto3's own settings.
             options: those of ``txbox_workers.options.WorkerOptions``. With a ``batch_size`` of more than 10,
                 ``prefetch`` is 1,000 by default.
