@@ -54,11 +54,7 @@ class AwsUse(Generic[_Error]):
     connections: int = 10  # how many calls may be in progress at once
     checks_parameters: bool = True  # whether boto3 checks a call's parameters before it sends them
     answers: tuple[str, ...] = ()  # codes of expected errors: boto3's error passes through
-    passing: tuple[str, ...] = (
-        "InvalidSignature",
-        "RequestTimeTooSkewed",
-        "RequestExpired",
-    )  # a clock may be set
+    passing: tuple[str, ...] = ("InvalidSignature", "RequestTimeTooSkewed", "RequestExpired")  # a clock may be set
     """Parts of the codes of errors that are not permanent even though they have a remedy."""
 
 

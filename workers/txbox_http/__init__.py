@@ -1,4 +1,4 @@
-"""HTTP: requests with the header Idempotency-Key are done once, for Starlette and FastAPI."""
+"""HTTP: do requests with the header Idempotency-Key once, for Starlette and FastAPI."""
 
 from txbox.extras import needs
 

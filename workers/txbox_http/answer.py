@@ -10,7 +10,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 NOT_KEPT = frozenset(
     {
-        # of this connection (RFC 9110, section 7.6.1)
+        # belong to the connection (RFC 9110, section 7.6.1)
         b"connection",
         b"keep-alive",
         b"proxy-authenticate",
@@ -19,13 +19,13 @@ NOT_KEPT = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
-        # of this moment
+        # belong to the moment
         b"date",
         b"server",
         b"retry-after",
-        # made anew from the body
+        # computed again from the body
         b"content-length",
-        # a session's secret, which is not to lie in a table
+        # a session's secret, which does not belong in a table
         b"set-cookie",
     }
 )
@@ -42,8 +42,8 @@ class Answer:
     Attributes:
         status: its status code.
         headers: names, in lower case, and values; in order.
-        body: all of it; or its end, of one whose other parts have been sent.
-        is_whole: whether it is all of it.
+        body: the whole body, or its last part if other parts have been sent.
+        is_whole: whether ``body`` is the whole body.
     """
 
     status: int
@@ -52,7 +52,7 @@ class Answer:
     is_whole: bool = True
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return what sends it, as ASGI has it."""
+        """Return the ASGI messages that send it."""
         return [
             {"type": "http.response.start", "status": self.status, "headers": list(self.headers)},
             {"type": "http.response.body", "body": self.body, "more_body": False},
@@ -66,14 +66,14 @@ class Answer:
 
 
 def kept_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[list[str]]:
-    """Return the headers that are kept, as text."""
+    """Return the headers to keep, as text."""
     return [
         [name.decode("latin-1"), value.decode("latin-1")] for name, value in headers if name.lower() not in NOT_KEPT
     ]
 
 
 def headers_of(kept: Iterable[Iterable[str]]) -> Headers:
-    """Return headers that were kept."""
+    """Return kept headers as ASGI has them."""
     return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in kept)
 
 
@@ -84,6 +84,5 @@ def encoded(answer: Answer) -> bytes:
 
 
 def decoded(kept: bytes) -> Answer:
-    """Read what ``encoded`` has made."""
     status, headers, body = json.loads(kept)
     return Answer(status, headers_of(headers), base64.b64decode(body))

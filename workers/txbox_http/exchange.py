@@ -1,8 +1,8 @@
-"""The exchange: one request and its response, held until it is settled what becomes of them.
+"""The exchange: one request and its response, which is held until the request's work is settled.
 
-The body is kept as the application reads it, so that a request can be run again after a conflict. Nothing of a response
-leaves before its work is settled: a client never hears of an effect that was rolled back. Only what cannot be rolled
-back, under a lease, may answer with more than is held; the end of that is held.
+The body is kept as the application reads it, so that a request can run again after a conflict. Nothing of a response is
+sent before its work is settled: a client never hears of an effect that was rolled back. Only work under a lease, which
+cannot be rolled back, may answer with more than is held; then the end of the response is held.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,14 @@ class Exchange:
         keeps: Callable[[int], bool],
         documentation: str,
     ) -> None:
-        """Take both of a request.
+        """Wrap a request's ``receive`` and ``send``.
 
         Args:
             receive: the server's.
             send: the server's.
-            max_request_bytes: of a body that is kept.
-            keeps: given the status of a response, whether its effect is to stay.
-            documentation: where problems lead to.
+            max_request_bytes: the largest body that is kept.
+            keeps: given the status of a response, returns whether its effect stays.
+            documentation: the page that problems link to.
         """
         self._receive = receive
         self._send = send
@@ -49,7 +49,7 @@ class Exchange:
         self._keeps = keeps
         self._documentation = documentation
         self._messages: list[Message] = []
-        self._next = 0  # of the messages, the first that the application has not read
+        self._next = 0  # index of the first message that the application has not read
         self._size = 0
         self._is_whole = False
         self._is_too_large = False
@@ -59,15 +59,15 @@ class Exchange:
         self._next = 0
         self.work: Work | None = None
         self.is_begun = False
-        self.is_answered = False  # or what answers it has begun to leave
+        self.is_answered = False  # or its answer has begun to be sent
         self._answered = anyio.Event()
         self.failure: BaseException | None = None
         self.refusal: Answered | None = None
         self._start: Message | None = None
         self._body = bytearray()
-        self._length = 0  # of the body, with what has left
+        self._length = 0  # of the body, including what has been sent
         self._is_ended = False
-        self._is_passed_on = False  # its first parts have left, as it is too large to be held
+        self._is_passed_on = False  # its first parts have been sent: it is too large to be held
         self._fails_before_its_end = False
 
     def rewind(self) -> bool:
@@ -78,34 +78,35 @@ class Exchange:
         return True
 
     def refuse(self, refusal: Answered) -> None:
-        """Note what answers the request, whatever the application makes of the error: it may catch or wrap it."""
+        """Set what answers the request, whatever the application makes of the error: it may catch or wrap it."""
         if not self.is_answered:
             self.refusal = refusal
 
     def begin(self, work: Work | None) -> None:
-        """Hold the response from now on, until its work is settled; None: there is nothing to settle."""
+        """Hold the response from now on, until its work is settled; None means that there is nothing to settle."""
         self.is_begun = True
         self.work = work
 
     def note_handler(self, request: Request) -> None:
-        """Note whether a stream that fails raises its error before its end comes here, or may do so after it.
+        """Record whether the error of a failed stream surely arrives before the stream's end, or perhaps after it.
 
-        BaseHTTPMiddleware of Starlette is what ends a body also if its stream has failed, and raises the error after
-        that. It gives applications a ``receive`` of its own. What it is given itself, before a route is found, is no
-        word of a handler; nor is what ``IdempotencyMiddleware`` makes, which may be below the route of a mount.
+        Starlette's BaseHTTPMiddleware ends a body even if its stream has failed, and raises the error after that. It
+        gives applications a ``receive`` of its own. A request made before a route is found, as such middlewares get,
+        says nothing about a handler. Neither does one made by ``IdempotencyMiddleware``, which may be below the route
+        of a mount.
         """
         if type(request) is Request and "endpoint" in request.scope and request.receive == self.receive:
             self._fails_before_its_end = True
 
     async def receive(self) -> Message:
-        """Give the application the next part of the request."""
+        """Return the next part of the request to the application."""
         if self._next < len(self._messages):
             self._next += 1
             return self._messages[self._next - 1]
         message = await self._read()
         self._next = len(self._messages)
         if message["type"] == "http.disconnect" and self.work is not None and self._is_whole:
-            await self._answered.wait()  # a stream would stop here, and what there is of it look like the whole
+            await self._answered.wait()  # a stream would stop here, and what exists of it would look whole
         return message
 
     async def read_body(self) -> bytes | None:
@@ -129,12 +130,12 @@ class Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Take the next part of the response; with the last one its work is settled, and all of it is sent.
+        """Take the next part of the response. The last part settles the work and sends the whole response.
 
-        Where an end may be a cut, see ``note_handler``, ``end`` settles the work.
+        If that end may be a premature one, see ``note_handler``, ``end`` settles the work instead.
         """
         if (self.refusal is not None and not self.is_answered) or self.failure is not None:
-            return  # what an application inside makes of the error, such as a 500: the middleware has the answer
+            return  # an inner application's answer to the error, such as a 500: the middleware has the answer
         if self.work is None:
             self.is_answered = True
             await self._send(message)
@@ -142,7 +143,7 @@ class Exchange:
         if message["type"] == "http.response.debug":
             await self._send(message)  # for Starlette's TestClient
         elif message["type"] in ("http.response.early_hint", "http.response.trailers"):
-            return  # a hint would come too late, and trailers are not kept
+            return  # a hint would come too late; trailers are not kept
         elif message["type"] == "http.response.start":
             self._start = message
         elif message["type"] == "http.response.body" and self._start is not None:
@@ -153,7 +154,7 @@ class Exchange:
                 if self._is_ended and not self._may_be_of_an_error and (part or self._is_surely_whole(self._start)):
                     await self._settle(self.work, self._start)
             except BaseException as error:
-                self.failure = error  # what is around the application's send may wrap it
+                self.failure = error  # code around the application's send may wrap it
                 raise
         else:
             raise InvalidConfiguration(
@@ -162,9 +163,9 @@ class Exchange:
 
     @property
     def _may_be_of_an_error(self) -> bool:
-        """Whether it may be what an application inside, such as a mounted one, answers to an error that it raises next.
+        """Whether this may be an inner application's answer to an error that it raises next, such as a mounted one's.
 
-        If that is a conflict, the request is run again, so the response is held until the application has ended.
+        If the error is a conflict, the request runs again, so the response is held until the application has ended.
         """
         if self.work is None or self._start is None or not self.work.may_run_again:
             return False
@@ -177,17 +178,17 @@ class Exchange:
         return start["status"] in (204, 304) or lengths == [b"%d" % self._length]
 
     async def end(self) -> None:
-        """Settle the work, where the last part has not done so: the application has ended."""
+        """Settle the work if the last part has not done so: the application has ended."""
         if self.work is not None and self._start is not None and self._is_ended and not self.is_answered:
             await self._settle(self.work, self._start)
 
     async def end_with_error(self) -> None:
-        """Settle the work with what an application inside has answered to an error, if it has."""
+        """Settle the work with an inner application's answer to an error, if there is one."""
         if self.failure is None and self._may_be_of_an_error:
             await self.end()
 
     def as_unknown(self, error: BaseException) -> BaseException:
-        """Return with what to give the work up: an error after the response has begun does not undo its effect."""
+        """Return the error to give the work up with. An error after the response has begun does not undo its effect."""
         if self._start is None or not isinstance(error, Exception):
             return error
         unknown = NotWhole(f"the response was begun, and then failed: {error!r}")
@@ -201,9 +202,9 @@ class Exchange:
         await self.answer(answer)
 
     async def _hold(self, work: Work, start: Message, part: bytes) -> None:
-        """Hold a part of the body; send those before it, if that would be too much, and nothing can be undone.
+        """Hold a part of the body. If that would be too much, and nothing can be undone, send the parts before it.
 
-        The last part is always held, with which the work is settled: before it no client takes the response for whole.
+        The last part is always held until the work is settled: before it, no client takes the response for whole.
         """
         limit = work.max_response_bytes
         is_too_much = limit is not None and len(self._body) + len(part) > limit
@@ -217,7 +218,7 @@ class Exchange:
                 )
             )
         if is_too_much and self._body and part:
-            with suppress(OSError):  # the client has left, and the effect is there all the same
+            with suppress(OSError):  # the client has left, but the effect is there
                 if not self._is_passed_on:
                     self._is_passed_on = True
                     await self._send(start)
@@ -227,8 +228,7 @@ class Exchange:
         self._length += len(part)
 
     async def answer(self, answer: Answer) -> None:
-        """Send an answer."""
         self.is_answered = True
         self._answered.set()
-        for message in answer.messages()[self._is_passed_on :]:  # without a start, if it has been sent
+        for message in answer.messages()[self._is_passed_on :]:  # without the start, if that has been sent
             await self._send(message)

@@ -1,4 +1,4 @@
-"""Idempotency: what is required of requests, and how they are done once; as a dependency of FastAPI or by itself."""
+"""Idempotency: what is required of requests, and how they are done once. A FastAPI dependency, or called by itself."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -15,24 +15,24 @@ from txbox_http.problems import DOCUMENTATION, problem
 from txbox_http.strength import Answered, KeyedRequest, Strength
 
 MAX_REQUEST_BYTES = 1_048_576
-"""The body of a request with a key."""
+"""The largest body of a request with a key."""
 
 EXCHANGES = "txbox_http"
-"""Where a request's scope has the exchanges of its middlewares, by what they were made for."""
+"""The key in a request's scope for the exchanges of its middlewares, by ``Idempotency``."""
 
 
 class Everyone(Enum):
-    """What ``everyone`` returns: no name, and not None, which a function returns that has found no name."""
+    """The result of ``everyone``: not a name, and not None, which a function returns that has found no name."""
 
     EVERYONE = "everyone"
 
 
 Caller = Callable[[Request], str | Everyone]
-"""Names who sends a request, so that callers have keys of their own."""
+"""Names who sends a request, so that each caller has keys of its own."""
 
 
 def everyone(request: Request) -> Everyone:  # noqa: ARG001 - a Caller
-    """Take all callers for one: a key is the message id, and who knows a key can have its response."""
+    """Treat all callers as one: the key is the message id, and whoever knows a key can get its response."""
     return Everyone.EVERYONE
 
 
@@ -42,7 +42,7 @@ def below_400(status: int) -> bool:
 
 
 class Idempotency:
-    """Has requests with the header Idempotency-Key done once, as draft-ietf-httpapi-idempotency-key-header says.
+    """Does requests with the header Idempotency-Key once, as in draft-ietf-httpapi-idempotency-key-header.
 
     ::
 
@@ -52,7 +52,7 @@ class Idempotency:
         @app.post("/purchases")
         async def purchase(order: Order, session: Annotated[AsyncSession, Depends(once)]) -> Receipt: ...
 
-    The application needs the middleware, which holds the response back until its effect has committed.
+    The application needs the middleware, which holds the response until its effect has committed.
     """
 
     def __init__(
@@ -66,18 +66,20 @@ class Idempotency:
         keeps: Callable[[int], bool] = below_400,
         max_request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
-        """Say how requests are done once.
+        """Set how requests are done once.
 
         Args:
             strength: ``InTransaction`` or ``UnderLease``.
-            caller: names who sends a request, by something that stays when a token is renewed, such as a user's id;
-                callers do not see each other's responses. ``everyone``: behind a gateway, where there is one caller.
-            required: whether a request without a key is refused; otherwise it is run, and a repeat runs again.
-            documentation: the page of the service that its problems lead to.
-            fingerprint: given the ASGI scope and the body, returns what tells a request from another one with its key.
-            keeps: given a status, whether the effect stays and the answer is kept. Otherwise all is rolled back, the
-                key is free, and a repeat runs again.
-            max_request_bytes: of a request's body; one with more is refused.
+            caller: names who sends a request, by something that stays when a token is renewed, such as a user's id.
+                Callers do not see each other's responses. Use ``everyone`` behind a gateway, where there is only one
+                caller.
+            required: whether a request without a key is refused; otherwise it runs, and a repeat runs again.
+            documentation: the service's page that its problems link to.
+            fingerprint: given the ASGI scope and the body, returns what distinguishes a request from others with its
+                key.
+            keeps: given a status, returns whether the effect stays and the answer is kept. Otherwise everything is
+                rolled back, the key is free, and a repeat runs again.
+            max_request_bytes: the largest body of a request; larger ones are refused.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -99,21 +101,21 @@ class Idempotency:
         self.max_request_bytes = max_request_bytes
 
     async def __call__(self, request: Request) -> Any:
-        """Begin a request; return what its handler works with: for ``Depends``, or called by a handler.
+        """Begin a request and return what its handler works with. For ``Depends``, or called by a handler.
 
         Returns:
-            The session, or the lease; of a request that was begun before, the same.
+            The session or the lease; for a request that was begun already, the same one.
 
         Raises:
-            Answered: it was done before, or is not to be done. The middleware sends its answer, whatever the
-                application makes of this error.
+            Answered: it was done before, or must not be done. The middleware sends its answer, whatever the application
+                makes of this error.
             InvalidConfiguration: the application lacks the middleware, or ``caller`` has returned no name.
         """
         exchange = self._exchange(request)
         return self.current(request) if exchange.is_begun else await self.begin(request, self._caller(request))
 
     async def begin(self, request: Request, caller: str | Everyone) -> Any:
-        """Begin a request of a caller that the application has found out by itself; raises as a call."""
+        """Begin a request of a caller that the application itself has identified; raises like ``__call__``."""
         exchange = self._exchange(request)
         if exchange.is_begun or exchange.is_answered:
             raise InvalidConfiguration("begin a request once, and before it is answered")
@@ -156,7 +158,7 @@ class Idempotency:
         return self.current(request)
 
     def current(self, request: Request) -> Any:
-        """Return the session or the lease of a request that is begun; None if it has none: it came without a key."""
+        """Return the session or the lease of a request that was begun; None if it came without a key and has none."""
         exchange = self._exchange(request)
         exchange.note_handler(request)
         work = exchange.work

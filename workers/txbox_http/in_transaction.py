@@ -5,8 +5,8 @@
     BEGIN ── record the id ─┬─ first: the handler's statements ── keep the response ── COMMIT ── send it
                             └─ duplicate: the response that was kept ── ROLLBACK ── send it again
 
-A process that is killed before the commit leaves nothing, and a repeat runs. Killed after it, before the response has
-reached the client: a repeat gets the response that was kept.
+If the process is killed before the commit, nothing remains, and a repeat runs. If it is killed after the commit, before
+the response has reached the client, a repeat gets the kept response.
 """
 
 import asyncio
@@ -50,28 +50,26 @@ from txbox_http.problems import conflict, key_reused, parked, problem_of
 from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Processed, processed_answer, until_done
 
 RUNS = 6
-"""How often an id is recorded that meets other transactions, before that counts as an error."""
+"""How often to try to record an id that conflicts with other transactions, before that counts as an error."""
 
 BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
-"""Between those runs."""
+"""The delay between those tries."""
 
 BEGIN_THREADS = 40
-"""How many requests of a ``sessionmaker`` may wait for a connection, or for another request, at once in one loop."""
+"""How many requests of a ``sessionmaker`` may wait for a connection or for another request at once, per event loop."""
 
 Sessions = async_sessionmaker[Any] | sessionmaker[Any]
 
 
 class ResponseStatements(SqlFile, file="responses.sql"):
-    """The statements of ``responses.sql``."""
-
     keep: str
     find: str
 
 
 class InTransaction:
-    """A request is done once, together with its response, in one transaction of Postgres. Implements ``Strength``.
+    """Does a request once, together with its response, in one transaction of Postgres. Implements ``Strength``.
 
-    Its handler is given a new session, in whose transaction the request is recorded. It must not end that transaction.
+    Its handler is given a new session whose transaction records the request. The handler must not end that transaction.
     """
 
     def __init__(
@@ -82,16 +80,16 @@ class InTransaction:
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         processed: Processed | None = None,
     ) -> None:
-        """Name where the transactions are; nothing is connected.
+        """Set where the transactions run; do not connect yet.
 
         Args:
-            sessions: an ``async_sessionmaker``, for coroutine handlers, or a ``sessionmaker``, for functions. Of one
-                engine, also by ``binds`` or ``get_bind``: a session that asks for another one, with a key or without,
-                gets ``InvalidConfiguration``, and nothing is committed.
-            inbox: of the subscriber; a worker with the same one takes a message of the same id for the same.
-            max_response_bytes: of a response's body. A larger one fails, and nothing is committed.
-            processed: given the request and the session, makes the response where the effect is there, and no response
-                is kept. None: status 204.
+            sessions: an ``async_sessionmaker``, for coroutine handlers, or a ``sessionmaker``, for functions. It must
+                have one engine, even with ``binds`` or ``get_bind``: a session that asks for another engine, with a key
+                or without, gets ``InvalidConfiguration``, and nothing is committed.
+            inbox: the subscriber's inbox; a worker with the same inbox treats a message of the same id as the same.
+            max_response_bytes: the largest body of a response. A larger one fails, and nothing is committed.
+            processed: given the request and the session, makes the response if the effect is there but no response is
+                kept. None means status 204.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -109,7 +107,7 @@ class InTransaction:
         self._statements = ResponseStatements.load(self._inbox.schema, self._inbox.prefix)
 
     async def begin(self, keyed: KeyedRequest) -> "SessionWork":
-        """Record a request; raises as ``Strength.begin``."""
+        """Record a request; raises like ``Strength.begin``."""
         for run in itertools.count(1):
             work = SessionWork(self._session(), self._max_response_bytes)
             try:
@@ -136,7 +134,7 @@ class InTransaction:
         """Begin a transaction in which nothing is recorded."""
         work = SessionWork(self._session(), None)
         if not isinstance(work.subject, AsyncSession):
-            try:  # or else handlers would wait for connections, in threads that those with connections wait for
+            try:  # otherwise handlers would wait for connections, in threads that those with connections need
                 await work.call(Session.connection, threads=self._threads())
             except BaseException:
                 await work.close()
@@ -144,7 +142,7 @@ class InTransaction:
         return work
 
     def _session(self) -> AsyncSession | Session:
-        """Return a new session, of one engine, which refuses what comes after the response: nothing would commit it."""
+        """Return a new session of one engine. It refuses statements after the response: nothing would commit them."""
         session: AsyncSession | Session = self._sessions(close_resets_only=False)
         own = session.sync_session if isinstance(session, AsyncSession) else session
         bind = bind_to_own(own, "InTransaction.sessions")
@@ -153,10 +151,11 @@ class InTransaction:
         return session
 
     def _threads(self) -> anyio.CapacityLimiter:
-        """Return what limits the threads that begin.
+        """Return the limiter of the threads that begin requests.
 
-        They wait for connections, and those who have these need threads for their handlers, and for the end. So a
-        thread that begins is none of anyio's default ones, which handlers have, and none that ends a transaction.
+        They wait for connections, and requests with a connection need threads for their handlers and for their end. So
+        a thread that begins a request is neither one of anyio's default threads, which handlers use, nor one that ends
+        a transaction.
         """
         try:
             return self._begin_threads.get()
@@ -173,13 +172,12 @@ class InTransaction:
                     return None
             if (row := self._fetch(session, self._statements.find, keyed)) is not None:
                 return tuple(row)
-            # A redrive or a maintainer has deleted the row since: it can be recorded now.
+            # A redrive or a maintainer has deleted the row since: the request can be recorded now.
         raise InFlight(self._inbox.subscriber_id, (keyed.message_id,))
 
     async def _repeat(
         self, keyed: KeyedRequest, work: "SessionWork", is_parked: bool, fingerprint: Any, *response: Any
     ) -> Answer:
-        """Return the answer to a duplicate."""
         if is_parked:
             return parked(keyed.documentation)
         if fingerprint is None:
@@ -190,7 +188,7 @@ class InTransaction:
         return Answer(status, headers_of(json.loads(headers)), bytes(body)).replayed()
 
     def keep(self, session: Session, keyed: KeyedRequest, answer: Answer) -> None:
-        """Keep the response to a request, in the transaction that has recorded it; raises ``TransactionEnded``."""
+        """Keep a response in the transaction that recorded its request; raise ``TransactionEnded`` if it has ended."""
         kept = {"status": answer.status, "headers": json.dumps(kept_headers(answer.headers)), "body": answer.body}
         if self._fetch(session, self._statements.keep, keyed, fingerprint=keyed.fingerprint, **kept) is None:
             raise TransactionEnded
@@ -219,7 +217,7 @@ def _recording(table: str) -> Iterator[None]:
 
 
 class SessionWork:
-    """A session whose transaction is that of one request. Implements ``Work``."""
+    """A session whose transaction belongs to one request. Implements ``Work``."""
 
     may_run_again = True
 
@@ -237,9 +235,9 @@ class SessionWork:
         event.listen(self._session, "after_begin", self._guard)
 
     async def call(self, function: Any, *arguments: Any, threads: anyio.CapacityLimiter | None = None) -> Any:
-        """Call a function with the session: in a greenlet, or in a thread, whose end a cancellation awaits.
+        """Call a function with the session, in a greenlet or a thread. A cancellation waits until the thread ends.
 
-        ``threads`` limits how many there are; None: it waits for none.
+        ``threads`` limits how many threads there are; None means not to wait for one.
         """
         if isinstance(self.subject, AsyncSession):
             return await self.subject.run_sync(function, *arguments)
@@ -255,23 +253,22 @@ class SessionWork:
         return call.result()
 
     def keep_with(self, strength: InTransaction, keyed: KeyedRequest) -> None:
-        """Note that the request is recorded, and its answer is to be kept."""
+        """Set that the request is recorded and its answer must be kept."""
         self._keep = (strength, keyed)
 
     async def finish(self, answer: Answer, *, done: bool) -> None:
-        """Commit, with the answer; or roll back. Raises what the commit raises, such as the loss of its answer."""
+        """Commit with the answer, or roll back. Raises what the commit raises, such as the loss of its answer."""
         if done:
             await self.call(self._commit, answer)
         await self.close()
 
     async def abandon(self, error: BaseException) -> None:  # noqa: ARG002 - the port has it
-        """Roll back."""
         await self.close()
 
     async def close(self) -> None:
-        """Give the connection back; what was not committed is rolled back. Also when the request is cancelled.
+        """Give the connection back, even when the request is cancelled; what was not committed is rolled back.
 
-        A handler's thread may still be at work then, or a task that it has shielded: its connection is abandoned.
+        A handler's thread, or a task that it has shielded, may still be working then: its connection is abandoned.
         """
         if self._is_closed:
             return
@@ -285,16 +282,16 @@ class SessionWork:
             return
         try:
             session.close()
-        except Exception:  # noqa: BLE001 - a thread may be at work with the session itself; nothing is left to undo
+        except Exception:  # noqa: BLE001 - a thread may be using the session itself; nothing is left to undo
             _log.warning("a request's session could not be closed: its connection is given up", exc_info=True)
             self._abandon_all()
             return
         for connection in self._connections:
-            if not (connection.closed or connection.invalidated):  # the host's, who goes on with it
+            if not (connection.closed or connection.invalidated):  # the host's connection, which it continues to use
                 self._release(connection)
 
     def _release(self, connection: Connection) -> None:
-        """Leave a connection that the host has bound the session to as it was."""
+        """Restore a connection that the host has bound the session to."""
         self._users.detach(connection)
         for name, listener in (
             ("commit", self._commit_below),
@@ -323,7 +320,7 @@ class SessionWork:
         self._is_ours = True
         session.commit()
         for connection in self._guarded:
-            if connection.in_transaction():  # of the host, who has bound the session to it, and commits it
+            if connection.in_transaction():  # the host has bound the session to it and commits it
                 remove_guard(connection)
         self._guarded.clear()
 
@@ -333,7 +330,7 @@ class SessionWork:
             raise TransactionEnded
 
     def _guard(self, _session: Session, _transaction: object, connection: Connection) -> None:
-        """Guard a connection of the session, of which handlers can get hold, too. Listening again changes nothing."""
+        """Guard a connection of the session, because handlers can reach it. Listening again changes nothing."""
         if connection in self._connections:  # a savepoint has begun
             return
         self._connections.append(connection)
@@ -354,11 +351,11 @@ class SessionWork:
         event.listen(connection, "before_cursor_execute", self._refuse_commit_as_sql)
 
     def _commit_below(self, connection: Connection) -> None:
-        """Refuse a commit that is not ours; take the guard from one that is, which goes out with it where that can be.
+        """Refuse a commit that is not ours. Remove the guard before one that is, in the same round trip where possible.
 
-        In an aborted transaction the guard stays: COMMIT would roll that back, and drivers say nothing.
+        In an aborted transaction the guard stays: COMMIT would roll that back, and drivers do not report it.
         """
-        # For SQLAlchemy, a transaction whose commit has failed is over: it would go to the pool as it is, open.
+        # For SQLAlchemy, a transaction whose commit has failed is over: it would return to the pool still open.
         if not self._is_ours:
             abandon(connection)
             raise TransactionEnded
@@ -368,7 +365,7 @@ class SessionWork:
         try:
             if pipelines(connection) and len(connection.dispatch.commit) == 1:
                 commit_guarded(connection)
-            else:  # listeners of the host's may have something to add before the commit
+            else:  # the host's listeners may add something before the commit
                 remove_guard(connection)
         except BaseException:
             if not (connection.closed or connection.invalidated or is_ended(connection)):
@@ -380,7 +377,7 @@ class SessionWork:
             raise TransactionEnded
 
     def _refuse_after_end(self, connection: Connection, *_: object) -> None:
-        """Stop a statement after the end of the transaction, which asyncpg would have commit by itself."""
+        """Stop a statement after the end of the transaction, which asyncpg would let commit by itself."""
         if is_ended(connection):
             raise TransactionEnded
 

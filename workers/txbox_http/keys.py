@@ -1,4 +1,4 @@
-"""Keys: what comes in the header Idempotency-Key, and the message id that is made of it."""
+"""Read the key in the header Idempotency-Key, and make the message id from it."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ from txbox.errors import InvalidConfiguration
 
 MAX_KEY_CHARACTERS = 255
 
-# RFC 8941, section 3.3.3: a String. Many clients send the key without quotation marks, so that is taken, too.
+# RFC 8941, section 3.3.3: a String. Many clients send the key without quotation marks, so that is accepted, too.
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\["\\])*)"')
 _ESCAPED = re.compile(rb'\\(["\\])')
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
@@ -18,14 +18,14 @@ _BARE = re.compile(rb'[^"\\,;\s]+')
 
 
 class InvalidKey(ValueError):
-    """A header that has no key which can be taken; the text says why."""
+    """A header without an acceptable key; the text says why."""
 
 
 def key_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Return the key of a request, of 1 to 255 visible characters of ASCII, without blanks; None if it has none.
+    """Return a request's key, of 1 to 255 visible ASCII characters without blanks; None if it has none.
 
     Raises:
-        InvalidKey: it has several, or one that cannot be taken.
+        InvalidKey: it has several keys, or one that is not acceptable.
     """
     values = [value.strip() for name, value in headers if name.lower() == b"idempotency-key"]
     if not values:
@@ -44,13 +44,13 @@ def key_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 def message_id(key: str, caller: str | None = None) -> str:
-    """Return the message id of a key: the key itself, or for a caller's, the caller's name, a blank and the key.
+    """Return the message id of a key: the key itself, or for a caller's key, the caller's name, a blank and the key.
 
-    A key has no blank, and neither has the name, in which what is no letter or digit is percent-encoded: so no key of
-    one caller has the message id of another one's.
+    A key contains no blank, and neither does the name, in which everything but letters and digits is percent-encoded.
+    So no key of one caller has the message id of another caller's.
 
     Raises:
-        InvalidConfiguration: the caller's name is empty, or no text.
+        InvalidConfiguration: the caller's name is empty or not text.
     """
     if not isinstance(caller, str | None):
         raise InvalidConfiguration(f"a caller's name must be a str, not {type(caller).__name__}")

@@ -1,4 +1,4 @@
-"""The middleware: runs the application for a request, and answers once it is settled what became of it.
+"""The middleware: run the application for a request, and answer once the request's work is settled.
 
 ::
 
@@ -6,7 +6,7 @@
                                                                    └─ a repeat, or a problem: ``Answered``
     the answer ◀── after the commit ◀────────────────────────────────── or after the rollback
 
-A serialization failure or a deadlock has the application run again, with the body that was kept: as a worker does.
+After a serialization failure or a deadlock, the application runs again with the kept body, as a worker does.
 """
 
 import itertools
@@ -24,19 +24,19 @@ from txbox_http.problems import conflict
 from txbox_http.strength import Answered
 
 RUNS = 6
-"""How often a request is run that meets other transactions."""
+"""How often a request runs that conflicts with other transactions."""
 
 BACKOFF = Backoff(first_seconds=0.02, longest_seconds=0.5)
-"""Between those runs."""
+"""The delay between those runs."""
 
 
 def posts_and_patches(request: Request) -> bool:
-    """Return whether HTTP does not call the request's method idempotent: POST or PATCH."""
+    """Return whether the request's method is POST or PATCH, which HTTP does not call idempotent."""
     return request.method in ("POST", "PATCH")
 
 
 class _Covered(Request):
-    """A request that ``covers`` looks at: no handler has asked for it."""
+    """The request that ``covers`` looks at: no handler has asked for it."""
 
 
 class IdempotencyMiddleware:
@@ -48,15 +48,15 @@ class IdempotencyMiddleware:
         Args:
             app: the application.
             once: what is required of requests.
-            covers: which requests are done once before the application sees them, such as ``posts_and_patches``; it
-                finds the session or the lease by ``once.current(request)``. None: those whose handlers ask for it.
+            covers: says which requests are done once before the application sees them, such as ``posts_and_patches``;
+                the application finds the session or the lease by ``once.current(request)``. None means those whose
+                handlers ask for it.
         """
         self._app = app
         self._once = once
         self._covers = covers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -82,11 +82,11 @@ class IdempotencyMiddleware:
                 await exchange.answer(conflict(self._once.documentation))
                 return
             await anyio.sleep(BACKOFF.seconds(run))
-            scope.clear()  # what is around this middleware looks into the same scope
+            scope.clear()  # code around this middleware uses the same scope
             scope.update(before)
 
     async def _run(self, scope: Scope, exchange: Exchange) -> BaseException | None:
-        """Run the application once; return its error, when its work is given up."""
+        """Run the application once; return its error, after giving its work up."""
         try:
             if self._covers is not None:
                 request = _Covered(scope, exchange.receive)
@@ -116,7 +116,7 @@ class IdempotencyMiddleware:
 
 
 def _may_run_again(exchange: Exchange, error: BaseException) -> bool:
-    """Return whether Postgres has undone all of a request because of others; task groups wrap what says so."""
+    """Return whether Postgres has undone all of a request in favour of others. Task groups may wrap the error."""
     return exchange.work is not None and exchange.work.may_run_again and any(map(is_retryable, _leaves(error)))
 
 

@@ -1,4 +1,4 @@
-"""Problems: the answers to requests that are not run, as RFC 9457 has them, with a link for those who write clients."""
+"""Problems: the answers to requests that are not run, as in RFC 9457, with a link for developers of clients."""
 
 import json
 
@@ -6,10 +6,10 @@ from txbox.errors import Expired, InFlight, InvalidMessageId, Mismatch
 from txbox_http.answer import REPLAYED, Answer
 
 DOCUMENTATION = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
-"""Where problems lead to, unless the service has a page of its own."""
+"""The page that problems link to, unless the service has its own."""
 
 RETRY_SECONDS = 1
-"""When to ask again, while another request with the key is at work."""
+"""When to try again, while another request with the key is in progress."""
 
 _KINDS = {
     "key-missing": (400, "Idempotency-Key is missing"),
@@ -41,7 +41,7 @@ def problem(kind: str, detail: str, documentation: str = DOCUMENTATION) -> Answe
 
 
 def problem_of(error: Exception, documentation: str) -> Answer | None:
-    """Return the answer to an error of an inbox or of a ledger about the key; None if it is about something else."""
+    """Return the answer to an inbox's or a ledger's error about the key; None if the error is about something else."""
     match error:
         case InFlight():
             return problem(
@@ -62,12 +62,12 @@ def problem_of(error: Exception, documentation: str) -> Answer | None:
 
 
 def conflict(documentation: str) -> Answer:
-    """Return the answer to a request that Postgres has refused because of others, as often as it is tried."""
+    """Return the answer to a request that Postgres has rolled back in favour of others in every run."""
     return problem("conflict", "Nothing was done, because of other requests. Send it again later.", documentation)
 
 
 def key_reused(documentation: str) -> Answer:
-    """Return the answer to another request with the key of one before."""
+    """Return the answer to a different request with an earlier request's key."""
     return problem("key-reused", "The key came with another request before. Each request needs its own.", documentation)
 
 
@@ -79,5 +79,5 @@ def parked(documentation: str) -> Answer:
 
 
 PROCESSED = Answer(204, (REPLAYED,), b"")
-"""The answer where the effect is there, and no response is kept: a worker has processed a message of this id, or the
-response is forgotten."""
+"""The answer if the effect is there but no response is kept: a worker has processed a message of this id, or the
+response was forgotten."""

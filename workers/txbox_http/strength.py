@@ -16,14 +16,14 @@ from txbox_http.answer import REPLAYED, Answer
 from txbox_http.problems import PROCESSED
 
 MAX_RESPONSE_BYTES = 1_048_576
-"""The body of a response that is kept."""
+"""The largest body of a response that is kept."""
 
 Processed = Callable[[Request, Any], Response | Awaitable[Response]]
-"""Makes the response to a request whose effect is there, and of which no response is kept."""
+"""Makes the response to a request whose effect is there but whose response was not kept."""
 
 
 class Answered(Exception):
-    """The request is not run: ``answer`` is sent in place of what the application would have answered."""
+    """The request is not run: ``answer`` is sent instead of the application's response."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -36,11 +36,11 @@ class KeyedRequest:
 
     Attributes:
         request: the request.
-        message_id: made of its key.
-        sent_at: when its key was made, if that can be read in it.
-        body: all of it.
-        fingerprint: the SHA-256 that tells it from others.
-        documentation: where problems lead to.
+        message_id: made from its key.
+        sent_at: when its key was made, if the key shows that.
+        body: the whole body.
+        fingerprint: the SHA-256 that distinguishes it from others.
+        documentation: the page that problems link to.
     """
 
     request: Request
@@ -52,13 +52,13 @@ class KeyedRequest:
 
 
 class Work(Protocol):
-    """A request that is at work.
+    """A request in progress.
 
     Attributes:
-        subject: what its handler is given: a session, or a lease.
-        max_response_bytes: of a response that is held, and kept; None: any size.
-        may_run_again: whether Postgres undoes all of it where it meets another transaction, or cannot keep its
-            response.
+        subject: what its handler is given: a session or a lease.
+        max_response_bytes: the largest response that is held and kept; None means any size.
+        may_run_again: whether Postgres undoes all of it if it conflicts with another transaction, or if its response
+            cannot be kept.
     """
 
     subject: Any
@@ -66,10 +66,10 @@ class Work(Protocol):
     may_run_again: bool
 
     async def finish(self, answer: Answer, *, done: bool) -> None:
-        """Settle the request before it is answered; ``done``: its effect is to stay, and its answer is kept."""
+        """Settle the request before it is answered. If ``done``, its effect stays and its answer is kept."""
 
     async def abandon(self, error: BaseException) -> None:
-        """Give it up, after an error; a second call, or one after ``finish``, changes nothing."""
+        """Give the request up after an error. A second call, or one after ``finish``, changes nothing."""
 
 
 class Strength(Protocol):
@@ -79,18 +79,18 @@ class Strength(Protocol):
         """Begin the work of a request.
 
         Raises:
-            Answered: it was done before, or is not to be done.
+            Answered: it was done before, or must not be done.
         """
 
     async def begin_without_key(self) -> Work | None:
-        """Begin the work of a request that came without a key, where it may; None if there is nothing to begin."""
+        """Begin the work of a request that came without a key, if allowed; return None if there is nothing to begin."""
 
 
 async def until_done(call: "asyncio.Future[Any]") -> asyncio.CancelledError | None:
-    """Wait for the end of a call, however often the request is cancelled meanwhile; return the last cancellation."""
-    # Workers have one of their own (txbox_workers.coroutines): they have no anyio, and this package needs no worker.
+    """Wait for a call to end, however often the request is cancelled meanwhile; return the last cancellation."""
+    # Workers have their own function (txbox_workers.coroutines): they lack anyio, and this package needs no worker.
     cancelled: asyncio.CancelledError | None = None
-    with anyio.CancelScope(shield=True):  # which does not hold off task.cancel() of asyncio
+    with anyio.CancelScope(shield=True):  # does not shield from asyncio's task.cancel()
         while not call.done():
             try:
                 await asyncio.wait([call])
@@ -100,7 +100,7 @@ async def until_done(call: "asyncio.Future[Any]") -> asyncio.CancelledError | No
 
 
 async def processed_answer(processed: Processed | None, request: Request, subject: Any) -> Answer:
-    """Return the answer where the effect is there, and no response is kept."""
+    """Return the answer if the effect is there but no response is kept."""
     if processed is None:
         return PROCESSED
     if is_coroutine_function(processed):

@@ -1,4 +1,4 @@
-"""Under a lease: for effects that no transaction covers, such as a card that is charged.
+"""Under a lease: for effects that no transaction covers, such as charging a card.
 
 ::
 
@@ -6,7 +6,7 @@
                        ├─ completed: the response that was kept
                        └─ in flight: 409
 
-The runner of leases does all of that; here it is a task, which waits for the response of the handler as its work.
+The lease runner does all of that. Here it runs as a task whose work is to wait for the handler's response.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from txbox_http.strength import MAX_RESPONSE_BYTES, Answered, KeyedRequest, Proc
 
 
 class UnderLease:
-    """A request is done under a lease, and its response is kept in the ledger. Implements ``Strength``.
+    """Does a request under a lease and keeps its response in the ledger. Implements ``Strength``.
 
     Its handler is given the lease: ``Lease.unknown_attempts`` says whether an earlier attempt may have had its effect.
-    An answer of 4xx says that nothing has happened; an error, or an answer of 5xx, is released as a worker's would be:
-    see ``EffectUnknown``.
+    An answer of 4xx says that nothing has happened. An error, or an answer of 5xx, releases the lease as a worker's
+    would: see ``EffectUnknown``.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class UnderLease:
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         processed: Processed | None = None,
     ) -> None:
-        """Name the ledger; nothing is connected.
+        """Name the ledger; do not connect yet.
 
         Args:
-            ledger: ``PostgresLedger`` or ``DynamoDBLedger``; its calls are made in threads.
+            ledger: ``PostgresLedger`` or ``DynamoDBLedger``; it is called in threads.
             lease_seconds: how long a request stays with a process that has died.
-            wait_seconds: how long to wait for another request with the key, before 409.
-            max_response_bytes: of a response's body. A larger one is sent as it comes, and not kept; nor is one that
-                the ledger refuses.
-            processed: given the request and None, makes the response where the effect is there, and no response is
-                kept. None: status 204.
+            wait_seconds: how long to wait for another request with the key before answering 409.
+            max_response_bytes: the largest body of a response that is kept. A larger one is sent as it comes and not
+                kept; nor is one that the ledger refuses.
+            processed: given the request and None, makes the response if the effect is there but no response is kept.
+                None means status 204.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -74,7 +74,7 @@ class UnderLease:
         )
 
     async def begin(self, keyed: KeyedRequest) -> "LeaseWork":
-        """Acquire the lease of a request; raises as ``Strength.begin``."""
+        """Acquire the lease of a request; raises like ``Strength.begin``."""
         acquired: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         ended: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -106,12 +106,12 @@ class UnderLease:
         raise Answered(done.result.replayed())
 
     async def begin_without_key(self) -> None:
-        """There is no lease without a key."""
+        """Do nothing: without a key there is no lease."""
         return
 
 
 class LeaseWork:
-    """A request that is done under its lease. Implements ``Work``."""
+    """A request under its lease. Implements ``Work``."""
 
     may_run_again = False
 
@@ -131,7 +131,7 @@ class LeaseWork:
         """Complete the message with the answer, or release it.
 
         Raises:
-            LeaseLost, LedgerError: the effect is there, and the ledger does not know: a repeat may run again.
+            LeaseLost, LedgerError: the effect is there but the ledger does not know: a repeat may run again.
         """
         if not done:
             await self.abandon(_Unknown(answer) if answer.status >= 500 else _Refused(answer))
@@ -143,12 +143,12 @@ class LeaseWork:
             _log.warning("%s", error)
 
     async def abandon(self, error: BaseException) -> None:
-        """Release the message, as after an error of a worker's handler."""
+        """Release the message, as after an error in a worker's handler."""
         if not self._ended.done():
             self._ended.set_exception(error)
         cancelled = await until_done(self._task)
         if not self._task.cancelled():
-            self._task.exception()  # the one given; or else asyncio would say that it was never looked at
+            self._task.exception()  # the given error; otherwise asyncio would warn that it was never retrieved
         if cancelled is not None:
             raise cancelled
 

@@ -84,10 +84,7 @@ def _is_removal_on(table: str, client: "DynamoDBClient") -> bool:
 
 
 _KEYS: "list[KeySchemaElementTypeDef]" = [
-    {
-        "AttributeName": "message_id",
-        "KeyType": "HASH",
-    },  # first: spreads a subscriber's load over all partitions
+    {"AttributeName": "message_id", "KeyType": "HASH"},  # first: spreads a subscriber's load over all partitions
     {"AttributeName": "subscriber_id", "KeyType": "RANGE"},
 ]
 

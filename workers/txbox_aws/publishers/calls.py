@@ -32,7 +32,7 @@ class Entry:
 class PublishCall:
     """One call to one destination."""
 
-    destination: str  # of all of its entries
+    destination: str  # the same for all entries
     entries: tuple[Entry, ...]  # at least one
 
     @property

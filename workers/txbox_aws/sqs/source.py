@@ -173,7 +173,7 @@ class SqsSource:
                 refused[delivery.receipt] = "SQS's limit of 12 hours is reached"
             else:
                 extendable.append(delivery)
-                # Rounded down: SQS refuses the whole call for one second too many.
+                # Rounded down: SQS refuses an extension that is a second too long altogether.
                 delays[delivery.receipt] = math.floor(min(seconds, left))
         unconfirmed = self._change_visibility(extendable, delays)
         refused |= {receipt: why for receipt, (why, final) in unconfirmed.items() if final}

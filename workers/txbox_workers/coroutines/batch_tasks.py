@@ -49,7 +49,7 @@ class LoopCalls:
         running = self._run(batch, self._batches)
         try:
             task = self._bound.create_task(running)
-        except BaseException:  # a task factory of the host's may raise
+        except BaseException:  # the host's task factory may raise
             running.close()
             ended()
             raise

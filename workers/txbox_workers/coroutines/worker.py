@@ -147,7 +147,7 @@ class AsyncWorker:
         except asyncio.CancelledError:
             await until_done(call, CANCEL_SECONDS, self._tell_start)
             if call.done():
-                call.exception()  # or else asyncio would say that it was never looked at
+                call.exception()  # otherwise asyncio would warn that it was never retrieved
             await self._give_up(None)
             raise
         finally:
@@ -246,7 +246,7 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
     except asyncio.CancelledError:
         await until_done(call)
         if not call.cancelled():
-            call.exception()  # or else asyncio would say that it was never looked at
+            call.exception()  # otherwise asyncio would warn that it was never retrieved
         raise
 
 

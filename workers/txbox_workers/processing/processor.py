@@ -48,7 +48,7 @@ class ProcessorContext:
     the rest commits. None means that batches are always finished."""
     ends_at: Callable[[], float | None] = lambda: None
     """The reading of ``elapsed`` at which this process ends and beyond which no lease may last; None means never."""
-    spans: ConsumerSpans = NO_SPANS  # of the messages that are processed
+    spans: ConsumerSpans = NO_SPANS  # of the processed messages
     limit: TimeLimit = unlimited  # says how long a transaction may take
 
 
