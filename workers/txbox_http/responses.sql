@@ -1,9 +1,9 @@
--- Responses that are kept beside the effects of their requests.
+-- Responses, kept in the same transaction as the effects of their requests.
 
 -- name: keep
--- Keep the response to a request, in the transaction that has recorded it. A row that is there is older than the inbox's
--- memory of the id: its row in the inbox was forgotten, or this transaction could not have recorded it. If the handler has
--- ended the transaction, this is another one, whose time no row in the inbox has: nothing is kept.
+-- Keep the response to a request in the transaction that has recorded it. An existing row is older than the inbox's
+-- memory of the id: unless the id's row in the inbox was forgotten, this transaction could not have recorded it. If the
+-- handler has ended the transaction, this is another one, whose time no row in the inbox has: nothing is kept.
 -- parameters: subscriber_id text, message_id text, fingerprint bytea, status integer, headers text (JSON), body bytea
 -- returns: 1; no row if this transaction has not recorded the id
 INSERT INTO {{kept_response}} AS kept (subscriber_id, message_id, fingerprint, status, headers, body)
@@ -15,8 +15,8 @@ ON CONFLICT (subscriber_id, message_id) DO UPDATE SET kept_at = excluded.kept_at
 RETURNING 1
 
 -- name: find
--- What is known of a duplicate. A response counts only if the transaction has kept it that recorded the id: both have
--- the time of that transaction's begin. One from before the id was forgotten does not.
+-- Read what is known of a duplicate. A response counts only if the transaction that recorded the id has kept it: both
+-- rows then have the start time of that transaction. A response from before the id was forgotten does not count.
 -- parameters: subscriber_id text, message_id text
 -- returns: parked, and of the response: fingerprint, status, headers (JSON), body (or null)
 SELECT processed.dead_letter_id IS NOT NULL, kept.fingerprint, kept.status, kept.headers::text, kept.body

@@ -1,10 +1,10 @@
--- The reports of workers; the status reads them, and the maintainer deletes those of workers that are gone.
+-- The reports of workers. The status reads them, and the maintainer deletes those of workers that are gone.
 
 -- name: bind_report
--- Bound the time of this transaction's statements, and have its commit not wait for the disk: a report that is lost is
--- followed by another one. Reports of one worker take turns: one whose COMMIT arrives late, over a network that stalls,
--- would otherwise not be seen by the next one, which then adds the same again. The lock comes before the statement that
--- reads the row, so that what it sees is later, too.
+-- Limit the time of this transaction's statements, and do not let its commit wait for the disk: another report follows
+-- one that is lost. Reports of one worker take turns. Otherwise the next report would not see one whose COMMIT arrives
+-- late, over a network that stalls, and would add the same counts again. The lock comes before the statement that reads
+-- the row, so that its snapshot is later, too.
 -- parameters: worker_id text
 -- returns: the settings
 SELECT set_config('statement_timeout', '5s', true), set_config('lock_timeout', '5s', true),
@@ -24,13 +24,13 @@ FROM {{paused}} WHERE kind = 'subscriber' AND name = %(subscriber_id)s
 {{pause}}
 
 -- name: report
--- Report how a worker stands, add what it has done since its last report to the activity of this minute, and ask whether
--- its subscriber is paused. What the last report was is read from its row: a report whose answer was lost is not added
+-- Report a worker's figures, add what it has done since its last report to this minute's activity, and ask whether its
+-- subscriber is paused. The last report is read from the worker's row, so a report whose answer was lost is not added
 -- twice. Several workers of a subscriber add to the same rows, all in the order of the key.
 -- parameters: worker_id text, subscriber_id text, source text, source_retention_seconds double precision, host text,
 --   pid int, version text, state text, outcomes text (JSON), per_second text (JSON), deadlocks bigint, retries bigint,
---   last_batch_seconds_ago double precision, oldest_sent_at timestamptz, counted_before text (JSON: what is not to be
---   added, if there is no report before)
+--   last_batch_seconds_ago double precision, oldest_sent_at timestamptz, counted_before text (JSON: counts that are not
+--   added if there is no earlier report)
 -- returns: as read_pause
 WITH before AS (
   SELECT coalesce(
@@ -66,7 +66,7 @@ WITH before AS (
 {{pause}}
 
 -- name: delete_report
--- Delete the report of a worker that ends, reports of workers that were killed more than a day ago, and the activity of
+-- Delete the report of a worker that ends, the reports of workers that were killed more than a day ago, and activity of
 -- its subscriber that was kept long enough.
 -- parameters: worker_id text, subscriber_id text, kept interval
 -- returns: nothing

@@ -1,7 +1,7 @@
--- Deadlocks and serialization failures of handlers, counted for the status.
+-- Count deadlocks and serialization failures of handlers, for the status.
 
 -- name: count_conflicts
--- Count transactions that were rolled back because of others.
+-- Count transactions that the database rolled back in favour of others.
 -- parameters: subscriber_id text, sqlstate text, relation text, conflicts bigint
 -- returns: nothing
 INSERT INTO {{handler_conflict}} AS counted (subscriber_id, sqlstate, relation, conflicts)
