@@ -59,7 +59,7 @@ class Exchange:
         self._next = 0
         self.work: Work | None = None
         self.is_begun = False
-        self.is_answered = False  # or its answer has begun to be sent
+        self.is_answered = False  # or its answer is being sent
         self._answered = anyio.Event()
         self.failure: BaseException | None = None
         self.refusal: Answered | None = None

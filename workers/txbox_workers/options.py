@@ -69,8 +69,8 @@ class ProcessingOptions(TypedDict, total=False):
             parameter is annotated with a message type, such as ``purchase: Purchase``, it receives the body as that
             type, and a further parameter annotated with ``Message`` receives the message.
         batch_handler: ``batch_handler(session, messages)``, instead of a handler: one call for all messages of a batch
-            that are first. Much faster where the effect is one set-based statement. It may also take ``purchases:
-            Sequence[Purchase]``.
+            that are first. Much faster where the effect is one set-based statement. It may also take
+            ``purchases: Sequence[Purchase]``.
         effect: instead of a handler: SQL statements over the messages that are first, as a ``txbox.SqlEffect``, which a
             bulk load also takes. The fastest way.
         transactions: "batch" (the default) uses one transaction for a batch, and one for each message only when

@@ -224,7 +224,7 @@ class DynamoDBLedger:
             values,
             asked_at,
         )
-        # The newest lease without an owner was released before, perhaps by the call whose answer was lost.
+        # If the lease is the newest and has no owner, it was released before, perhaps by a call whose answer was lost.
         if not response.accepted and (response.item.get("fence") != lease.fence or "completed_at" in response.item):
             raise lease.mark_lost()
         lease.mark_ended()

@@ -20,5 +20,4 @@ __all__ = ["DatabaseUnavailable", "Processor", "ProcessorContext", "is_cancellat
 
 
 def make_processor(options: ValidOptions, context: ProcessorContext) -> Processor:
-    """Return the processor for a worker or a Lambda function."""
     return InboxProcessor(options, context) if options.ledger is None else LedgerProcessor(options, context)

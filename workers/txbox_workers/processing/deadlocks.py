@@ -5,7 +5,7 @@
 Handlers that lock rows in different orders run into deadlocks. Nothing is lost, but each deadlock costs Postgres's
 ``deadlock_timeout``: a second in which everyone who waits for those rows waits, too. The more rows a transaction locks
 and the more transactions run at once, the likelier a deadlock is. So a worker that loses much of its time to deadlocks
-changes its transaction mode, and tries now and then whether that is still needed. ``ModeSelector`` decides::
+changes its transaction mode, and tests now and then whether that is still needed. ``ModeSelector`` decides::
 
     BATCH ──── too much time lost ───► PER_MESSAGE ──── still too much ───► SERIAL
     a batch is                         a message is                         batches again, but the transactions of all

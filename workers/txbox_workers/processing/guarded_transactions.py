@@ -113,7 +113,7 @@ class GuardedTransactions:
                 elif (broken or ended) and not connection.closed:
                     connection.invalidate()  # it may be in any state, such as autocommit
                 if isinstance(error, DatabaseUnavailable):
-                    # One of the worker's own statements has failed; a handler's statement would be the handler's
+                    # One of the worker's own statements has failed: an error of a handler's statement is the handler's
                     # failure. The pool's other connections are probably broken, too: each is closed at its next
                     # checkout. Disposing of the pool would leave those open that are checked out now.
                     if discard_if_session_broken(connection, error):

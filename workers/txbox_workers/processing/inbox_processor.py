@@ -198,7 +198,7 @@ class InboxProcessor(Processor):
         return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
 
     def group(self, delivery: Delivery) -> str | None:
-        """Return the group that keeps a delivery's order; with ``ordered``, a message without a group has its key."""
+        """Return the group that keeps a delivery's order. With ``ordered``, a key replaces a missing group."""
         return delivery.failure_group or (delivery.order_key if self._ordered else delivery.group)
 
     def _wait_behind(self, delivery: Delivery, held: KeyHeld, attempt: Attempt | None) -> Settlement:

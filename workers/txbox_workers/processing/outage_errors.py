@@ -40,8 +40,8 @@ def is_cancellation(error: BaseException) -> bool:
 def is_own_cancellation(error: BaseException) -> bool:
     """Whether a handler's error comes from its cancelling its own wait, as ``asyncio.timeout`` does.
 
-    SQLAlchemy invalidates the connection of a cancelled statement. Two cases are different errors: SQLAlchemy's
-    complaint about a session that the handler goes on using, and a connection that is lost after a cancelled wait.
+    SQLAlchemy invalidates the connection of a cancelled statement. A later error of SQLAlchemy or the driver does not
+    count: the handler may have gone on using the session, or the connection may have been lost after a cancelled wait.
     """
     for one in _with_contexts(error):
         if isinstance(one, SQLAlchemyError | psycopg.Error):
@@ -123,7 +123,7 @@ def unavailable(error: BaseException, *, before_handler: bool = False) -> Databa
     """Return in one line what has failed, without the statement's values, which are the content of messages."""
     found = without_values(error)
     primary = found.diag.message_primary if isinstance(found, psycopg.Error) else None
-    is_said = isinstance(found, TxboxError)  # it quotes the server itself
+    is_said = isinstance(found, TxboxError)  # its cause only has the server's own words
     text = f"{type(found).__name__}: {primary or found}" if primary or is_said else " ".join(describe(found).split())
     remedy = f"; {PREPARED_REMEDY}" if is_lost_prepared_statement(error) else ""
     return DatabaseUnavailable(f"{text}{remedy}", before_handler=before_handler)
