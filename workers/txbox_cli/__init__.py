@@ -1,7 +1,7 @@
 """The command line: ``txbox``.
 
-Every failure is one line on stderr that says what to do, and exit status 1 (it failed) or 2 (it was asked wrongly).
-A traceback is shown only with ``--debug``.
+Every failure is one line on stderr that says what to do. The exit status is 1 (it failed) or 2 (wrong usage).
+``--debug`` adds a traceback.
 """
 
 import os
@@ -12,20 +12,20 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run ``txbox`` with the arguments of this process, and exit."""
+    """Run ``txbox`` with this process's arguments, and exit."""
     try:
         from txbox.errors import ExtraMissing
         from txbox.extras import require
 
-        require("cli")  # a command imports what it uses as it runs
+        require("cli")  # each command imports what it needs when it runs
         from txbox_cli.app import run
 
         status = run()
-    except KeyboardInterrupt:  # while this is imported, or once more while the command ends
+    except KeyboardInterrupt:  # during this import, or a second one while the command ends
         status = 130
     except ExtraMissing as error:
         sys.stderr.write(f"txbox: {error}\n")
         status = 1
-    # Python has yet to end threads and libraries, and would show where an interrupt meets them.
+    # Python still has to end threads and libraries, and would print a traceback if an interrupt came then.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""``python -m txbox_cli``: the command line, where no script ``txbox`` is on the path."""
+"""``python -m txbox_cli``: the command line where no ``txbox`` script is on the path."""
 
 from txbox_cli import main
 

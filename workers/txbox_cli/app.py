@@ -1,4 +1,4 @@
-"""The program: its commands, the options they share, and how it ends."""
+"""The program: its commands, shared options and exit statuses."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE, Commands
 from txbox_cli.output import printable
 
 INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+"""The exit status after Ctrl-C, as in shells: 128 + SIGINT."""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 DEFAULT_LOG_LEVEL = "WARNING"
@@ -21,7 +21,7 @@ TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 LOG_FORMATS = ("text", "json")
 
-# \b keeps the lines of a paragraph as they are.
+# \b keeps the line breaks of a paragraph.
 EPILOGUE = f"""\b
 Environment:
   {DATABASE_URL_VARIABLE:21}  the database, where --url does not name it
@@ -135,13 +135,13 @@ def _options(
 def run(arguments: list[str] | None = None) -> int:
     """Run the program.
 
-    A reader of our output that has read enough, as `head` does, is typer's business: it ends the process quietly.
+    typer handles a reader of our output that stops early, as `head` does: it ends the process without an error.
 
     Args:
-        arguments: without the program's name; None takes this process's.
+        arguments: without the program's name. None means this process's.
 
     Returns:
-        The exit status: 0 done, 1 failed, 2 asked wrongly, 130 interrupted.
+        The exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
     """
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
@@ -152,7 +152,7 @@ def run(arguments: list[str] | None = None) -> int:
         )
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it ends as one line
+    except Exception as error:  # noqa: BLE001 - every error becomes one line
         if debug:
             sys.stderr.write(masked_traceback(error))
         if isinstance(error, _Complaint):
@@ -167,7 +167,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 @runtime_checkable
 class _Complaint(Protocol):
-    """What typer raises about arguments. Known by its shape: typer has had it from click, and now has its own."""
+    """typer's error about arguments. Matched by shape: older versions of typer use click's, newer ones their own."""
 
     exit_code: int
 
@@ -188,17 +188,17 @@ def _fail(line: str, status: int) -> int:
 def _log_to_stderr(level: int) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_MaskingFormatter(TEXT_FORMAT))
-    logging.basicConfig(handlers=[handler])  # the first time only
+    logging.basicConfig(handlers=[handler])  # has an effect only the first time
     logging.getLogger().setLevel(level)
-    # At DEBUG these would write down message bodies, statements with their values, and request headers.
+    # At DEBUG these would log message bodies, values in statements and request headers.
     for talkative in ("alembic", "boto3", "botocore", "psycopg", "sqlalchemy", "urllib3"):
         logging.getLogger(talkative).setLevel(max(level, logging.WARNING))
 
 
 class _MaskingFormatter(logging.Formatter):
-    """Writes log lines, tracebacks included, without the passwords of URLs, and without what steers a terminal.
+    """Formats log lines and tracebacks without the passwords in URLs and without terminal control characters.
 
-    An id or an error may come from anybody: it begins no line of its own, and colours nothing.
+    Ids and errors come from anyone: they must not begin a line of their own or colour the output.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's

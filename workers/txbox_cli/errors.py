@@ -12,31 +12,31 @@ if TYPE_CHECKING:
 
 
 class UsageError(TxboxError):
-    """The arguments are wrong: exit status 2."""
+    """Wrong arguments: exit status 2."""
 
 
 class CommandFailed(TxboxError):
-    """The command could not be carried out: exit status 1."""
+    """The command failed: exit status 1."""
 
 
 class Interrupted(TxboxError):
-    """The command was asked to end, and says how to continue: exit status 130."""
+    """The command was interrupted, and its text says how to continue: exit status 130."""
 
 
 def explain(error: BaseException) -> str:
-    """Return one line: what is wrong, and what to do about it."""
+    """Return one line that says what is wrong and what to do."""
     return mask(_one_line(_explanation(error)))
 
 
 def mask(text: str) -> str:
-    """Hide the password of every URL in a text."""
+    """Mask the password of every URL in a text."""
     return _PASSWORD_IN_QUERY.sub(r"\1***", _WORD.sub(_mask_url, text))
 
 
 def _mask_url(found: re.Match[str]) -> str:
-    """Hide the password of a URL in a text without blanks, in time that grows with its length alone.
+    """Mask the password of a URL in a text without blanks, in time linear in its length.
 
-    It ends at the last @: a password may hold what should have been written %40 or %2F.
+    The password ends at the last @: it may contain characters that should have been written %40 or %2F.
     """
     word = found[0]
     end = word.rfind("@")
@@ -45,7 +45,7 @@ def _mask_url(found: re.Match[str]) -> str:
 
 
 def masked_traceback(error: BaseException) -> str:
-    """Return an error's traceback, without the passwords that the errors in it quote."""
+    """Return an error's traceback, with the passwords in it masked."""
     return mask("".join(traceback.format_exception(error)))
 
 
@@ -69,7 +69,7 @@ def _explanation(error: BaseException) -> str:
 
 
 def _behind(error: BaseException) -> "DBAPIError | psycopg.Error | None":
-    """Return the database's own error where ours only says that there was one."""
+    """Return the database's own error if ours only wraps it."""
     import psycopg
     from sqlalchemy.exc import DBAPIError
 
@@ -104,7 +104,7 @@ def _one_line(text: str) -> str:
 
 
 _WORD = re.compile(r"\S+")
-# The word password itself stays: it stands in our own examples.
+# The word password itself stays: our own examples contain it.
 _USER_IN_URL = re.compile(r"(?<=\w)(://[^/\s:@]*):(?!password@)(?=..)")
 _PASSWORD_IN_QUERY = re.compile(r"(\bpassword=)[^\s&'\"]+", re.IGNORECASE)
 

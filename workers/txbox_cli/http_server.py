@@ -13,22 +13,20 @@ with needs("dashboard"):
     from starlette.types import ASGIApp
 
 STOP_SECONDS = 5
-"""How long answers under way may take at the end."""
+"""How long responses in progress may take at shutdown."""
 
 
 def serve(app: ASGIApp, listener: socket.socket, *, trusted_proxies: Sequence[str] | None = None) -> None:
-    """Serve on a bound socket; return after SIGTERM or SIGINT. A second SIGINT drops the answers under way.
+    """Serve on a bound socket until SIGTERM or SIGINT. A second SIGINT drops the responses in progress.
 
     Args:
-        app: what answers.
-        listener: the bound socket.
         trusted_proxies: addresses and networks of proxies whose ``X-Forwarded-Proto`` and ``X-Forwarded-For`` are
-            believed; None: those of uvicorn's ``FORWARDED_ALLOW_IPS``, or else of this machine.
+            trusted. None means those in uvicorn's ``FORWARDED_ALLOW_IPS``, or else this machine's.
     """
     config = uvicorn.Config(
         app,
         log_config=None,
-        access_log=False,  # it would have the ids that people look up
+        access_log=False,  # it would contain the ids that people look up
         server_header=False,
         lifespan="off",
         forwarded_allow_ips=None if trusted_proxies is None else list(trusted_proxies),
@@ -39,10 +37,10 @@ def serve(app: ASGIApp, listener: socket.socket, *, trusted_proxies: Sequence[st
 
 
 def _as_sockets_say(trusted: Sequence[str] | str) -> list[str]:
-    """Add what addresses and networks of IPv4 are called by a socket of IPv6 that has both: ``::ffff:192.0.2.1``."""
+    """Add the form in which a dual-stack IPv6 socket reports an IPv4 address: ``::ffff:192.0.2.1``."""
     found = [one.strip() for one in (trusted.split(",") if isinstance(trusted, str) else trusted)]
     for one in list(found):
-        with suppress(ValueError):  # no address: uvicorn compares it as a text
+        with suppress(ValueError):  # not an address: uvicorn compares it as text
             network = IPv4Network(one)
             found.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
     return found
@@ -51,7 +49,7 @@ def _as_sockets_say(trusted: Sequence[str] | str) -> list[str]:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop at a signal; uvicorn's own raises it again at the end, and the program would end by it."""
+        """Stop at a signal. uvicorn's own version raises the signal again at the end, which would end the program."""
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield

@@ -1,4 +1,4 @@
-"""Imports what a user names as MODULE:NAME, and runs code of theirs."""
+"""Imports what a user names as MODULE:NAME, and runs the user's code."""
 
 import importlib
 import inspect
@@ -19,27 +19,27 @@ class Imported:
 
     module: ModuleType  # where it was found
     name: str  # its name there
-    value: object  # the thing itself; or, of a function without parameters, what it returned
-    what: str  # says what it is, for an error
+    value: object  # the object itself; for a function without parameters, what it returned
+    what: str  # describes it, for errors
     wanted: tuple[str, ...]
-    """Names of the parameters that it wants to be called with; a function with some was not called."""
-    fitting: tuple[str, ...]  # names of what would fit, in the same module
+    """Names of its required parameters. A function that has some was not called."""
+    fitting: tuple[str, ...]  # names in the same module that would fit
 
 
 def load(target: str, fits: Callable[[object], bool], *, such_as: str) -> Imported:
-    """Import what MODULE:NAME is; if that is a function without parameters, call it.
+    """Import MODULE:NAME. Call it if it is a function without required parameters.
 
     Args:
-        target: what was given.
-        fits: tells whether something is of the wanted kind, so that it is not called.
+        target: MODULE:NAME.
+        fits: tells whether an object is of the wanted kind, and so is not called.
         such_as: an example, for the error.
 
     Returns:
-        What was found. Whether it fits is for the caller to say, who knows what to do instead.
+        What was found. The caller checks whether it fits, as it knows what to suggest instead.
 
     Raises:
         UsageError: there is no such module or name.
-        CommandFailed: the module is there, and its own code raised.
+        CommandFailed: the module exists, and its own code raised.
     """
     module, name = find(target, such_as=such_as)
     found = getattr(module, name, None)
@@ -63,15 +63,15 @@ def find(target: str, *, such_as: str) -> tuple[ModuleType, str]:
     """Import the module of MODULE:NAME, with the current directory on the path.
 
     Args:
-        target: what was given.
+        target: MODULE:NAME.
         such_as: an example, for the error.
 
     Returns:
-        The module, and the name in it, which may not be there.
+        The module and the name, which the module may not have.
 
     Raises:
-        UsageError: there is no such module, or the form is another one.
-        CommandFailed: the module is there, and its own code raised.
+        UsageError: there is no such module, or ``target`` has another form.
+        CommandFailed: the module exists, and its own code raised.
     """
     module_name, colon, name = target.partition(":")
     if not (module_name and colon and name):
@@ -84,7 +84,7 @@ def find(target: str, *, such_as: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def own_code_of(what: str) -> Iterator[None]:
-    """Say in one line what the user's code raised; the traceback, with --debug, says where."""
+    """Turn what the user's code raises into one line. ``--debug`` shows the traceback."""
     try:
         yield
     except TxboxError:
@@ -108,7 +108,7 @@ def _import(module_name: str) -> ModuleType:
 
 
 def _required_parameters(found: object) -> tuple[str, ...]:
-    """Return what has to be given when this is called; a function that makes something takes nothing."""
+    """Return the names of the required parameters; a factory has none."""
     if not callable(found):
         return ()
     from txbox.leases.handlers import signature_of

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they are read."""
+"""Options that several commands share, and the functions that read them."""
 
 import getpass
 import inspect
@@ -27,7 +27,7 @@ SCHEMA_VARIABLE = "TXBOX_DATABASE_SCHEMA"
 PREFIX_VARIABLE = "TXBOX_TABLE_PREFIX"
 
 LONGEST_SPAN = timedelta(days=365_000)
-"""The longest span that may be given; so long ago, Postgres has no times much earlier."""
+"""The longest span accepted. Not much further back, Postgres has no times."""
 
 UrlOption = Annotated[
     str | None,
@@ -45,10 +45,10 @@ PrefixOption = Annotated[
 
 
 def checked_destination(parameter: typer.CallbackParam, text: str | None) -> str | None:
-    """Return the destination of messages that an option has, for typer.
+    """Return the destination given as an option; a typer callback.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a destination.
     """
     if text is not None:
         from txbox.messages.destinations import scheme
@@ -76,17 +76,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseTarget:
-    """Where the tables are."""
+    """The database, and the schema and prefix of the tables."""
 
     url: "URL"
     schema: str | None
     prefix: str
     options: str = ""
-    """What names schema and prefix on the command line; what the environment names, the next command finds as well."""
+    """The options that name schema and prefix. What the environment names, the next command finds by itself."""
 
     @contextmanager
     def engine(self, **options: object) -> "Iterator[Engine]":
-        """Open an engine for one command, with these options of ``create_engine``."""
+        """Open an engine for one command. ``options`` are those of ``create_engine``."""
         from sqlalchemy.exc import DBAPIError
 
         engine = database_engine(self.url, **options)
@@ -102,10 +102,10 @@ class DatabaseTarget:
 
 
 def database(url: UrlOption = None, schema: SchemaOption = None, prefix: PrefixOption = None) -> DatabaseTarget:
-    """Return the database that the options, or else the environment, name.
+    """Return the database named by the options, or else by the environment.
 
     Raises:
-        UsageError: neither names one, or not in a way that can be read.
+        UsageError: neither names one, or the URL cannot be read.
     """
     from txbox_cli.settings import Settings
 
@@ -128,26 +128,25 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ReadBy:
-    """Marks a parameter of a command that is read from several options: those of this function, which returns it."""
+    """Marks a parameter of a command that ``reader`` reads from several options: the parameters of ``reader``."""
 
     reader: Callable[..., object]
     options: Mapping[str, inspect.Parameter] | None = None
-    """In place of the function's own parameters."""
+    """Used in place of the reader's own parameters."""
 
 
 ANYWHERE = ("debug", "log_level", "log_format")
-"""Options of the program that may stand after a command as well."""
+"""Options of the program that may also stand after a command."""
 
 
 class Commands(typer.Typer):
-    """Commands, whose parameters may be read from several options (``ReadBy``).
+    """A group of commands whose parameters may be read from several options (``ReadBy``).
 
-    A command that is added by ``later`` is imported when it is asked for: what one of them needs, the others' users do
-    not wait for, nor those of ``--help``.
+    A command added by ``later`` is imported only when it is used: ``--help`` and the other commands do not wait for it.
     """
 
     def __init__(self, **options: Any) -> None:
-        """Make a group; the options are those of ``typer.Typer``."""
+        """``options`` are those of ``typer.Typer``."""
         self.origins: dict[str, Origin] = {}
         group = type("Group", (CommandGroup,), {"origins": self.origins})
         super().__init__(
@@ -159,7 +158,6 @@ class Commands(typer.Typer):
         )
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Command], Command]:
-        """Register a command, as ``typer.Typer`` does."""
         register = super().command(*args, **kwargs)
 
         def add(command: Command) -> Command:
@@ -177,21 +175,19 @@ class Commands(typer.Typer):
         attribute: str = "",
         change: str = "",
     ) -> None:
-        """Register a command, or a group of some, that is imported when it is asked for.
+        """Register a command or a group that is imported when it is used.
 
         Args:
-            name: what it is called.
-            module: that has it.
-            short_help: one line of the list of commands at 80 columns.
-            attribute: its function or its ``Commands``, if that is not called as the command is.
-            change: the module's function that is given typer's command, if it is to differ from the function's own.
+            short_help: its line in the list of commands, at 80 columns.
+            attribute: the function or the ``Commands`` in the module, unless it is named as the command is.
+            change: a function of the module that changes typer's command.
         """
         self.origins[name] = Origin(module, attribute or name.replace("-", "_"), short_help, change)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a command is, and what the list of commands says of it."""
+    """Where a command is defined, and its line in the list of commands."""
 
     module: str
     attribute: str
@@ -199,7 +195,7 @@ class Origin:
     change: str = ""
 
     def load(self, name: str) -> Any:
-        """Import the command, and make it one of typer's."""
+        """Import the command and convert it into one of typer's."""
         found = getattr(import_module(self.module), self.attribute)
         if isinstance(found, Commands):
             group = typer.main.get_group(found)
@@ -214,21 +210,19 @@ class Origin:
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands, some of which are not imported yet; its own options may stand after them as well."""
+    """A group of commands, some not imported yet. The options in ``ANYWHERE`` may also stand after a command."""
 
     origins: Mapping[str, Origin]
 
     def __init__(self, **attributes: Any) -> None:
-        """Make it, as typer does."""
         super().__init__(**attributes)
         self.commands = cast(Any, LoadedCommands(self, self.commands))
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's
-        """Return the commands' names."""
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's
-        """Write the list of commands, without importing them."""
+        """Write the list of commands without importing them."""
         loaded = (
             (name, self.commands[name].get_short_help_str()) for name in self.commands if name not in self.origins
         )
@@ -237,7 +231,7 @@ class CommandGroup(TyperGroup):
 
 
 class LoadedCommands(Mapping[str, Any]):
-    """The commands of a group by name: looked up, one is imported, and given the options that may stand anywhere."""
+    """A group's commands by name. A lookup imports the command and adds the options in ``ANYWHERE``."""
 
     def __init__(self, group: CommandGroup, registered: Mapping[str, Any]) -> None:
         self._group = group
@@ -261,7 +255,7 @@ class LoadedCommands(Mapping[str, Any]):
 
 
 def with_options(command: Callable[..., Result]) -> Callable[..., Result]:
-    """Give a command the options of its parameters' readers in place of the parameters that have one."""
+    """Replace each parameter marked with ``ReadBy`` by the options of its reader."""
     own = inspect.signature(command).parameters.values()
     marks = {one.name: mark for one in own for mark in _marks(one) if isinstance(mark, ReadBy)}
     readers = {name: mark.reader for name, mark in marks.items()}
@@ -288,7 +282,7 @@ DatabaseOptions = Annotated[DatabaseTarget, ReadBy(database)]
 
 
 def read_url(text: str, origin: str = "--url") -> "URL":
-    """Read a database URL; ``origin`` is the option or the variable that it is from.
+    """Read a database URL. ``origin`` is the option or variable that it came from.
 
     Raises:
         UsageError: it is not the URL of a Postgres database.
@@ -300,7 +294,7 @@ def read_url(text: str, origin: str = "--url") -> "URL":
 
 
 def checked_queue_url(parameter: typer.CallbackParam, text: str | None) -> str | None:
-    """Return the URL of an SQS queue that an option has, for typer; a queue's name alone is not one.
+    """Return the URL of an SQS queue given as an option; a typer callback. A queue's name alone is refused.
 
     Raises:
         UsageError: it is not such a URL.
@@ -312,7 +306,7 @@ def checked_queue_url(parameter: typer.CallbackParam, text: str | None) -> str |
 
 
 def checked_queue(parameter: typer.CallbackParam, text: str | None) -> str | None:
-    """Return the queue that an option names, for typer: an SQS queue's URL, or ``scheme:rest`` of another broker.
+    """Return the queue given as an option: an SQS URL, or ``scheme:rest`` of another broker; a typer callback.
 
     Raises:
         UsageError: it is neither, or no installed package has such queues.
@@ -329,16 +323,16 @@ def checked_queue(parameter: typer.CallbackParam, text: str | None) -> str | Non
 
 
 def checked_queues(parameter: typer.CallbackParam, texts: list[str] | None) -> list[str]:
-    """Return the queues that a repeatable option names, each once; raises as ``checked_queue``."""
+    """Return the queues of a repeatable option, each once. Raises as ``checked_queue``."""
     queues = (checked_queue(parameter, text) for text in texts or ())
     return list(dict.fromkeys(queue for queue in queues if queue is not None))
 
 
 def this_user() -> str:
-    """Return the user and the host of this process: who asks for something, for the record."""
+    """Return user@host of this process, to record who asked for something."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a number that has no name
+    except (KeyError, OSError):  # a container may run under a number that has no name
         user = "unknown"
     return f"{user}@{host_name()}"
 
@@ -347,7 +341,7 @@ def read_span(option: str, text: str) -> timedelta:
     """Read a span of time: numbers with units, such as 90s, 30m, 1h30m, 7d or 2w.
 
     Raises:
-        UsageError: it is not one, is zero, or is longer than ``LONGEST_SPAN``.
+        UsageError: it is not a span, is zero, or is longer than ``LONGEST_SPAN``.
     """
     parts = re.findall(_PART, text) if re.fullmatch(rf"\s*(?:{_PART})+\s*", text) else []
     try:
@@ -360,7 +354,7 @@ def read_span(option: str, text: str) -> timedelta:
 
 
 def read_moment(option: str, text: str) -> datetime | timedelta:
-    """Read a moment: a time of ISO 8601 with its zone, or a span, which means so long ago.
+    """Read a moment: an ISO 8601 time with its zone, or a span, which means that long ago.
 
     Raises:
         UsageError: it is neither.
@@ -383,10 +377,10 @@ def read_moment(option: str, text: str) -> datetime | timedelta:
 
 
 def require_order(since: datetime | timedelta | None, until: datetime | timedelta | None) -> None:
-    """Refuse a span of time whose end is not after its begin: nothing is in it.
+    """Raise unless ``until`` is after ``since``: otherwise nothing lies between them.
 
     Raises:
-        UsageError: it is so.
+        UsageError: ``until`` is not after ``since``.
     """
     if since is None or until is None:
         return
@@ -396,9 +390,9 @@ def require_order(since: datetime | timedelta | None, until: datetime | timedelt
         raise UsageError("--until is not after --since, so there is nothing between them; exchange them?")
 
 
-# Not M: as a month it would be meant for much longer.
 UPGRADE = "`txbox db upgrade`"
-"""As errors about missing tables name it; an adapter of a framework may have them name another command."""
+"""As errors about missing tables name it. A framework's adapter may have them name another command."""
 
+# Not M: as a month it would be meant for much longer.
 _PART = r"(\d+(?:\.\d+)?)([smhdwSHDW])"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

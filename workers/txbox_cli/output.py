@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 UNFOLDED_COLUMNS = 10_000
-"""Outside a terminal no line is folded."""
+"""Outside a terminal, lines are not wrapped."""
 
 
 def plain_console(*, stderr: bool = False) -> "Console":
-    """Make a console that prints what it is given, and folds lines only in a terminal."""
+    """Return a console that prints text as it is, and wraps lines only in a terminal."""
     from rich.console import Console
 
     in_terminal = (sys.stderr if stderr else sys.stdout).isatty()
@@ -30,7 +30,7 @@ def plain_console(*, stderr: bool = False) -> "Console":
 
 
 def progress_bars(console: "Console", *more: "ProgressColumn") -> "Progress":
-    """Make bars for work that is counted; ``more`` stands between the count and the time."""
+    """Return progress bars for counted work. The columns ``more`` stand between the count and the time."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     counted = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn())
@@ -39,7 +39,7 @@ def progress_bars(console: "Console", *more: "ProgressColumn") -> "Progress":
 
 @contextmanager
 def interruptible_progress(*, quiet: bool) -> "Iterator[tuple[Progress, queue.SimpleQueue[signal.Signals | None]]]":
-    """Show bars, in a terminal, for work that ends itself when the queue has a signal; ``quiet``: show none."""
+    """Show bars in a terminal, unless ``quiet``. Yield them with a queue of the signals that ask the work to end."""
     from txbox.service import StopSignals
 
     console = plain_console(stderr=True)
@@ -50,7 +50,7 @@ def interruptible_progress(*, quiet: bool) -> "Iterator[tuple[Progress, queue.Si
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under headings; one row is one line unless a terminal is too narrow for it."""
+    """Print rows under headings. Each row is one line unless the terminal is too narrow."""
     from rich.table import Table
 
     table = Table(*headings, box=None, header_style="bold")
@@ -60,7 +60,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_counts(rows: Sequence[tuple[str, int | None, str]]) -> None:
-    """Print what was counted: its name, how many (None: unknown), and a remark."""
+    """Print counts: name, count (None: unknown) and remark."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
@@ -73,7 +73,7 @@ def print_counts(rows: Sequence[tuple[str, int | None, str]]) -> None:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return how many there are of what ``one`` is called: ``1 message``, ``2,000 messages``."""
+    """Return a count with its noun: ``1 message``, ``2,000 messages``."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
@@ -89,15 +89,14 @@ def span(seconds: float) -> str:
 
 
 def print_json(value: Mapping[str, Any] | list[Any], *, one_line: bool = False) -> None:
-    """Print a value as JSON; times in ISO 8601, bytes as text as far as they are."""
+    """Print a value as JSON, with times in ISO 8601 and bytes as UTF-8, invalid bytes escaped."""
     typer.echo(json.dumps(value, indent=None if one_line else 2, default=_as_json))
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Return a text with its control characters escaped: ids and errors come from outside, and terminals obey them.
+    """Escape control characters: ids and errors come from outside, and a terminal obeys them.
 
     Args:
-        text: what to print.
         keep: control characters to leave as they are, such as line ends.
     """
     return "".join(

@@ -1,4 +1,4 @@
-"""The environment variables that the command line reads. AWS's are boto3's own, but for those below."""
+"""The environment variables that the command line reads. boto3 reads AWS's own, except for those below."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    """What the environment says; the command line's options come before it."""
+    """Settings from the environment. Options on the command line override them."""
 
     model_config = SettingsConfigDict(env_prefix="TXBOX_", extra="ignore")
 
@@ -28,21 +28,21 @@ class Settings(BaseSettings):
 
 
 def aws_endpoint() -> str | None:
-    """Where boto3 will look for SQS, if that is not AWS itself."""
+    """Return the endpoint at which boto3 looks for SQS, or None for AWS itself."""
     return os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def lead_boto3_to(environment: Mapping[str, str]) -> bool:
-    """Have boto3 find the servers of this environment; return whether a variable of SQS's own was in the way."""
+    """Point boto3 at this environment's servers. Return whether a variable for SQS alone was set, and so removed."""
     os.environ.update(environment)
     return os.environ.pop("AWS_ENDPOINT_URL_SQS", None) is not None
 
 
 def is_submitted() -> bool:
-    """Whether spark-submit runs this command; it has one stream for what a program prints and what it warns of."""
+    """Return whether spark-submit runs this command: it has one stream for a program's output and warnings."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def uses_hadoop() -> bool:
-    """Whether a path without a scheme may be one of a distributed file system."""
+    """Return whether a path without a scheme may be on a distributed file system."""
     return "HADOOP_CONF_DIR" in os.environ

@@ -1,4 +1,4 @@
-"""Signals that ask a command to end."""
+"""Signals that end a command."""
 
 import os
 import signal
@@ -13,18 +13,18 @@ KILL_SECONDS = 4.0
 END_SECONDS = 8.0
 
 _asked: list[int] = []
-"""The signals that asked this process to end. A list: a handler may take no lock, as it may interrupt who holds it."""
+"""Signals that asked this process to end. A list: a handler may interrupt the holder of a lock, so it takes none."""
 
 _dropped: list[int] = []
-"""What of ``_asked`` came out of a finalizer, where Python drops it."""
+"""Those of ``_asked`` that were raised in a finalizer, where Python drops exceptions."""
 
 _at_once: list[Callable[[], object]] = []
-"""What a handler calls, before it raises; none of it takes a lock."""
+"""Functions that a handler calls before it raises. None of them takes a lock."""
 
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """Have SIGTERM, and the end of the terminal, unwind as Ctrl-C does: whatever was started is stopped."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that everything started is stopped."""
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
@@ -37,10 +37,10 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 
 def interrupted_plainly(at_once: Callable[[], object]) -> None:
-    """Have Ctrl-C raise KeyboardInterrupt, whatever a library has made of it.
+    """Make Ctrl-C raise KeyboardInterrupt, whatever handler a library has installed.
 
     Args:
-        at_once: is called before, whichever signal asks to end. It may take no lock.
+        at_once: called first, whichever signal arrives. It must not take a lock.
     """
     _at_once[:] = [at_once]
     if threading.current_thread() is threading.main_thread():
@@ -49,11 +49,11 @@ def interrupted_plainly(at_once: Callable[[], object]) -> None:
 
 @contextmanager
 def seen_as_interrupt() -> Iterator[None]:
-    """Have what fails after a request to end be an interruption, too.
+    """Turn an error after a request to end into a KeyboardInterrupt.
 
-    A KeyboardInterrupt may come out anywhere, and Python shows and drops one that comes out of a finalizer. Those of
-    py4j talk to Spark, so what is left of it is a broken connection, of which the next call complains. Here it is not
-    shown, and ``ended_in_time`` sends it again.
+    A KeyboardInterrupt may be raised anywhere, and Python prints and drops one raised in a finalizer. py4j's finalizers
+    talk to Spark, so a dropped one leaves a broken connection, and the next call fails. Here it is not printed, and
+    ``ended_in_time`` sends the signal again.
     """
     before = sys.unraisablehook
 
@@ -76,10 +76,10 @@ def seen_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def ended_in_time(kill: Callable[[], object]) -> Iterator[None]:
-    """After a request to end, end within ``END_SECONDS``, whatever another process or a library does.
+    """End within ``END_SECONDS`` of a request to end, whatever another process or a library does.
 
     Args:
-        kill: ends what this process may be waiting for; called after ``KILL_SECONDS``.
+        kill: ends what this process may be waiting for. Called after ``KILL_SECONDS``.
     """
     over = threading.Event()
 
@@ -104,7 +104,7 @@ def ended_in_time(kill: Callable[[], object]) -> Iterator[None]:
                 os._exit(130)
             return
 
-    # A thread, since a handler may not do as much: it may interrupt who holds a lock.
+    # A thread: a handler may interrupt the holder of a lock, so it cannot do as much.
     watcher = threading.Thread(target=watch, name="txbox-end", daemon=True)
     watcher.start()
     try:
@@ -116,7 +116,7 @@ def ended_in_time(kill: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def hangup_terminates() -> Iterator[None]:
-    """Have the end of the terminal do what SIGTERM does, unless it is ignored, as under ``nohup``."""
+    """Make SIGHUP do what SIGTERM does, unless it is ignored, as under ``nohup``."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGHUP) != signal.SIG_DFL:
         yield
         return

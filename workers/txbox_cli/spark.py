@@ -89,14 +89,14 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _WITHOUT_C2 = "-XX:TieredStopAtLevel=1"
 
 _BESIDE_REMARK = 34
-"""Characters of a bar, at least, with its stage, its count and its time."""
+"""The least number of characters that a bar takes with its stage, count and time."""
 
 SECONDS_PER_LINE = 10.0
 """How often a line about a stage is printed where stderr is no terminal."""
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    """Return the values of a repeatable option by name, or raise ``UsageError`` for one that is not NAME=VALUE."""
+    """Return a repeatable option's values by name. Raise ``UsageError`` for one that is not NAME=VALUE."""
     values = {}
     for one in given or ():
         name, equals, value = one.partition("=")
@@ -108,7 +108,7 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What events are read from: paths of files, or a source that is none."""
+    """Where events are read from: paths of files, or another source."""
 
     paths: Sequence[str]
     source: str | None
@@ -117,14 +117,14 @@ class Events:
     options: Mapping[str, str]
 
     def read(self, session: Any, **files: Any) -> "tuple[Any, EventSource | None]":
-        """Return the events as a DataFrame, and the source, if it is not files.
+        """Return the events as a DataFrame, and the source unless it is files.
 
         Args:
-            session: of Spark.
-            files: more for ``read_events``, if it is files: anything else has its own columns.
+            session: the Spark session.
+            files: further arguments of ``read_events``, for files only: any other source has its own columns.
 
         Raises:
-            SourceError: they cannot be read.
+            SourceError: the events cannot be read.
         """
         from txbox_spark import read_events, read_source
 
@@ -143,10 +143,10 @@ def chosen_events(
     encoding: EncodingOption = None,
     read_options: ReadOption = None,
 ) -> Events:
-    """Return what the options say that events are read from.
+    """Return where the options say to read events from.
 
     Raises:
-        UsageError: it is not paths, and no source, or options are of the other.
+        UsageError: they name neither paths nor a source, or both, or an option does not fit.
     """
     options = pairs("--read-option", read_options)
     if bool(paths) == (source is not None):
@@ -175,9 +175,9 @@ def check_before_spark(
     ledger: bool,
     upsert: "Upsert | None" = None,
 ) -> None:
-    """Check what can be checked before Spark starts, which takes long.
+    """Check everything that can be checked before Spark starts, which takes long.
 
-    The database must have the inbox, or with ``ledger`` the tables of bulk loads; paths on this machine must exist; the
+    The database must have the inbox, or with ``ledger`` the tables of bulk loads. Paths on this machine must exist. The
     table of an ``upsert`` must fit it.
     """
     from txbox_spark import SourceError
@@ -210,17 +210,17 @@ def check_before_spark(
 
 
 def _reads_this_machine(master: str | None) -> bool:
-    """Whether paths are of this machine: on a cluster, one without a scheme may be of a distributed file system."""
+    """Whether paths are on this machine: on a cluster, one without a scheme may be on a distributed file system."""
     from txbox_cli.settings import is_submitted, uses_hadoop
 
     return (master is None or master.startswith("local")) and not (is_submitted() or uses_hadoop())
 
 
 def java_options(paths: Sequence[str], master: str | None) -> str:
-    """Return the options of Java by which files that are few and small are loaded soonest; none for others.
+    """Return the JVM options that load few and small files fastest; none for others.
 
-    What C2 compiles pays where code runs for minutes. A load of a few rows ends before; on two processors, C2 takes
-    a quarter of the time from it.
+    Code compiled by C2 pays off when it runs for minutes. A load of a few rows ends sooner, and on two processors C2
+    takes a quarter of its time.
     """
     from txbox_spark.survey import FEW_BYTES
 
@@ -238,9 +238,9 @@ def session(
     conf: Sequence[str] | None,
     java: str = "",
 ) -> Iterator[Any]:
-    """Start a Spark session for one command, and stop it; a JVM that does not stop in time is killed.
+    """Start a Spark session for one command, and stop it at the end. Kill a JVM that does not stop in time.
 
-    ``java`` is what ``java_options`` returns; what ``conf`` says wins over it.
+    ``java`` is what ``java_options`` returns; ``conf`` overrides it.
 
     Raises:
         UsageError: --fields names no columns.
@@ -254,21 +254,21 @@ def session(
     console = plain_console(stderr=True)
     if console.is_terminal:
         console.print("starting Spark …", style="dim")
-    quiet_pyspark()  # before the start: py4j logs a traceback for a Ctrl-C in the middle of it
+    quiet_pyspark()  # before the start: py4j logs a traceback for a Ctrl-C during it
     interrupted_plainly(mute_jvm)
     settings = pairs("--conf", conf)
     if java:
         settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
     with seen_as_interrupt(), ended_in_time(kill_jvm):
         spark = spark_session(name, master=master, jdbc_jar=jdbc_jar, settings=settings)
-        # Once more: Spark has set a handler that cancels jobs over the connection that it interrupts.
+        # Again: Spark has installed a handler that cancels jobs over the very connection that the signal interrupts.
         interrupted_plainly(mute_jvm)
         try:
             yield spark
         except InvalidFields as error:
             raise UsageError(f"--fields: {error}") from error
         except BulkLoadFailed:
-            raise  # it says more
+            raise  # its message says more
         except Exception as error:
             if (died := cause_of_death()) is None:
                 raise
@@ -282,14 +282,14 @@ def session(
 
 
 class CurrentRun:
-    """The bulk load that a command is in; ``run_id`` is None before there is one."""
+    """The bulk load that a command runs. ``run_id`` is None before it begins."""
 
     run_id: str | None = None
 
 
 @contextmanager
 def progress_display(run: CurrentRun, *, silent: bool = False) -> "Iterator[Callable[[JobProgress], None]]":
-    """Show the progress of a job: bars in a terminal, otherwise lines, or nothing. ``run`` gets the run's id."""
+    """Show a job's progress: bars in a terminal, otherwise lines, or nothing if ``silent``. Set ``run.run_id``."""
     console = plain_console(stderr=True)
 
     def shown_by(display: "Callable[[JobProgress], None]") -> "Callable[[JobProgress], None]":
@@ -309,7 +309,7 @@ def progress_display(run: CurrentRun, *, silent: bool = False) -> "Iterator[Call
 
 
 class _Lines:
-    """A line at the begin and at the end of each stage, and every ``SECONDS_PER_LINE`` between."""
+    """Prints a line at the start and the end of each stage, and one every ``SECONDS_PER_LINE`` between."""
 
     def __init__(self) -> None:
         self._printed = ("", False)
@@ -328,7 +328,7 @@ class _Lines:
 
 
 class _Bars:
-    """A bar for each stage; the one before is complete when the next one begins."""
+    """Shows a bar for each stage, and completes it when the next stage begins."""
 
     def __init__(self, progress: "Progress") -> None:
         self._progress = progress
@@ -347,7 +347,7 @@ class _Bars:
 
 
 def _remark(job: "JobProgress", characters: float = math.inf) -> str:
-    """Say what is counted, and how fast it goes on: as much of it as there is room for."""
+    """Return what is counted and how fast it proceeds, as far as there is room."""
     if job.stage != "merge":
         return " tasks"
     parts = [" chunks", f"{job.applied:,} events applied"]

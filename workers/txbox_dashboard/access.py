@@ -1,13 +1,13 @@
-"""Who may see the pages, and who may act: sessions, tokens against forged requests, and headers for browsers.
+"""Who may see the pages and who may act: sessions, tokens against forged requests, and security headers.
 
-A person gives the dashboard's token once, and gets a session: a cookie that is signed with a key made from the token,
-so it needs no store, several processes accept it, and another token ends all sessions. A process remembers which
-sessions were signed out of it, and refuses copies of their cookies; other processes do not know of them, nor does the
-next one after a restart.
+A person gives the dashboard's token once and gets a session: a cookie signed with a key made from the token. So it
+needs no store, several processes accept it, and another token ends all sessions. A process remembers which sessions
+were signed out of it and refuses copies of their cookies. Other processes do not know of them, nor does this one after
+a restart.
 
-An action has to come from a page of the same site and to carry the session's token against forgery; each of the three
-is enough alone, and a browser may lack one: the cookie is sent by the same site only (SameSite), the request says where
-it comes from (``Sec-Fetch-Site``, else ``Origin``), and its form has the token.
+An action must come from a page of the same site and carry the session's token against forgery. Three checks see to
+that. Each is enough alone, as a browser may lack one: only the same site sends the cookie (SameSite), the request says
+where it comes from (``Sec-Fetch-Site``, else ``Origin``), and its form has the token.
 https://cheatsheetseries.owasp.org/cheatsheets/Cross-Site_Request_Forgery_Prevention_Cheat_Sheet.html
 """
 
@@ -27,10 +27,9 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SESSION_SECONDS = 12 * 3600
-"""How long a session lasts."""
 
 ENDED_SESSIONS = 10_000
-"""Sessions that were signed out and have not run out, as far as they are remembered one by one."""
+"""The most signed-out sessions remembered one by one until they run out."""
 
 COOKIE = "txbox_session"
 
@@ -46,17 +45,12 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Of every answer. No script or style is within a page, so what a message holds cannot become one."""
+"""Headers of every answer. Pages have no inline script or style, so nothing in a message can become one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A person who has signed in.
-
-    Attributes:
-        name: who, for the record.
-        forgery_token: what the forms of its pages carry.
-    """
+    """A person who has signed in. The forms of that person's pages carry ``forgery_token``."""
 
     name: str
     forgery_token: str
@@ -79,30 +73,30 @@ class Sessions:
         self._token = token.encode()
         self._key = hmac.digest(self._token, b"txbox dashboard: sessions", hashlib.sha256)
         self._ended: dict[bytes, int] = {}
-        """When the sessions that were signed out would have run out, by their signatures."""
+        """When each signed-out session would have run out, by its signature."""
         self._ended_until = 0
-        """Sessions that run out by then are refused, also if the clock is set back: some of them were signed out, and
-        are not remembered any more."""
+        """Sessions that run out by then are refused, even if the clock is set back: some of them were signed out and
+        are no longer remembered."""
 
     def admits(self, token: str) -> bool:
-        """Whether this is the dashboard's token; it takes as long for any text."""
+        """Whether this is the dashboard's token. The comparison takes as long for any text."""
         return hmac.compare_digest(
             hmac.digest(self._key, token.encode(), hashlib.sha256), hmac.digest(self._key, self._token, hashlib.sha256)
         )
 
     def cookie(self, name: str) -> str:
-        """Return the cookie of a new session of this person."""
+        """Return the cookie of a new session."""
         session = {"name": name, "until": int(time.time()) + SESSION_SECONDS, "id": secrets.token_urlsafe(12)}
         text = json.dumps(session).encode()
         return f"{_encoded(text)}.{_encoded(self._signature(text))}"
 
     def read(self, cookie: str | None) -> Session | None:
-        """Return the session of a cookie; None if it is not ours, or has ended."""
+        """Return a cookie's session, or None if it is not ours or has ended."""
         found = self._found(cookie)
         return None if found is None else Session(found.name, forgery_token(self._key, found.text))
 
     def end(self, cookie: str | None) -> None:
-        """End the session of a cookie: its copies are refused from now on. What is no session is left alone."""
+        """End a cookie's session, so that copies of the cookie are refused. Ignore a cookie that has none."""
         found = self._found(cookie)
         if found is None:
             return
@@ -137,7 +131,7 @@ def forgery_token(key: bytes, of: bytes) -> str:
 
 
 def is_same_site(headers: Mapping[str, str]) -> bool:
-    """Whether a request that changes something comes from a page of this site, as far as the browser says."""
+    """Whether a request comes from a page of this site, as far as the browser says."""
     fetch_site = headers.get("sec-fetch-site")
     if fetch_site is not None:
         return fetch_site == "same-origin"
@@ -154,18 +148,17 @@ def _decoded(text: str) -> bytes:
 
 
 class SecurityHeaders:
-    """Adds the security headers to every answer, and refuses names of the host that are not ours.
+    """Adds the security headers to every answer, and refuses host names that are not ours.
 
-    A page of another site whose name is made to lead to 127.0.0.1 (DNS rebinding) has that name in ``Host``.
+    This stops DNS rebinding: a page of another site whose name is made to lead to 127.0.0.1 has that name in ``Host``.
     """
 
     def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str] | None) -> None:
-        """Wrap an application; ``allowed_hosts`` None: any name."""
+        """Wrap an application. ``allowed_hosts`` None allows any name."""
         self._app = app
         self._allowed = None if allowed_hosts is None else frozenset(name.lower() for name in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Actions: what a person does from a page, with who it was on record."""
+"""Actions: what a person does from a page, recorded with the person's name."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -16,14 +16,11 @@ from txbox_dashboard.settings import DashboardSettings
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What is asked for.
+    """A request to act.
 
     Attributes:
-        engine: the database.
-        form: the fields of the form; the last value of each.
-        settings: of the dashboard.
-        who: asks for it, for the record.
-        runner: carries operations on letters out.
+        form: the form's fields, each with its last value.
+        who: the person, for the record.
     """
 
     engine: Engine
@@ -34,9 +31,9 @@ class Action:
 
     @contextmanager
     def recorded(self, action: str, target: str, **detail: Any) -> Iterator[None]:
-        """Do something that commits by itself, and put it on record; what cannot be put on record is not done.
+        """Do something that commits by itself, and record it. What cannot be recorded is not done.
 
-        It is written before, and committed after it. A ``NothingDone`` that is raised within takes it back.
+        The record is inserted before and committed after. A ``NothingDone`` raised within rolls it back.
         """
         given = {name: value for name, value in detail.items() if value is not None}
         place: Any = {"schema": self.settings.schema, "prefix": self.settings.prefix}
@@ -46,7 +43,6 @@ class Action:
             self.log(action, target)
 
     def log(self, action: str, target: str) -> None:
-        """Put an action into the log."""
         _log.warning("%s: %s %r", self.who, action, target)
 
 
@@ -55,10 +51,10 @@ class NothingDone(Exception):
 
 
 class ActionRefused(Exception):
-    """An action cannot be carried out as it was asked for; its text says why, and what to do."""
+    """An action was refused. The text says why, and what to do."""
 
 
 ActionFunction = Callable[[Action], str]
-"""Carries an action out, and returns the path and query of the page that is shown next; or raises ``ActionRefused``."""
+"""Carries out an action and returns the path and query of the next page, or raises ``ActionRefused``."""
 
 _log = logging.getLogger("txbox.dashboard")

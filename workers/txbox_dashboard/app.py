@@ -51,15 +51,15 @@ from txbox_dashboard.view import Page, PageFunction, Renderer, Request, span
 __all__ = ["dashboard"]
 
 FORM_BYTES = 256 * 1024
-"""Of the body of an action, at most."""
+"""The largest body of an action."""
 
 NAME_CHARACTERS = 100
-"""Of the name that a person gives, at most."""
+"""The longest name that a person may give."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A page's place: its path, its title, what it shows, whether the navigation has it, whether it is live."""
+    """A page: its path, its title, its function, whether the navigation lists it, and whether it refreshes itself."""
 
     path: str
     title: str
@@ -90,7 +90,7 @@ ACTIONS: Mapping[str, ActionFunction] = {
     "/pause": pause_it,
     "/resume": resume_it,
 }
-"""What the forms of pages ask for, by path."""
+"""What the pages' forms ask for, by path."""
 
 
 def dashboard(
@@ -106,27 +106,28 @@ def dashboard(
     allowed_hosts: Sequence[str] | None = None,
     send: Send | None = None,
 ) -> Starlette:
-    """Return the dashboard of a database, to be mounted in an application of FastAPI or Starlette, or served alone.
+    """Return the dashboard of a database, to mount in an application of FastAPI or Starlette or to serve alone.
 
-    Nothing is connected before the first request. Without more it shows everything but bodies and headers to everyone
-    who can reach it, and changes nothing.
+    Nothing connects before the first request. By default it shows everything except bodies and headers to everyone who
+    can reach it, and changes nothing.
 
     Args:
-        engine: the database; a role that may only read is enough, unless actions are allowed.
+        engine: the database. A role that may only read is enough unless actions are allowed.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
-        allow_actions: redrive and discard dead letters, pause and resume. Takes ``token`` or ``identify``.
-        token: a secret of 16 characters or more that a person has to give, for every page.
-        identify: instead of asking for the token, says who makes a request; None is refused. For hosts that know their
-            users. Forms are then signed with ``token``, or else with a key of this process: give one where several
+        allow_actions: let people redrive and discard dead letters, pause and resume. Requires ``token`` or
+            ``identify``.
+        token: a secret of at least 16 characters that a person must give to see any page.
+        identify: returns who makes a request, in place of a token; None refuses it. For applications that know their
+            users. Forms are then signed with ``token``, or else with a key of this process: give a token if several
             processes serve.
         show_bodies: show the bodies and headers of messages.
         redact: changes texts of messages before they are shown.
-        allowed_hosts: the names by which it may be reached; None: any.
-        send: gives a dead letter back to its source; None: to its queue, as ``txbox dead-letters redrive`` does.
+        allowed_hosts: the host names by which it may be reached; None allows any.
+        send: returns a dead letter to its source; None sends it to its queue, as ``txbox dead-letters redrive`` does.
 
     Raises:
-        InvalidConfiguration: arguments that cannot work.
+        InvalidConfiguration: the arguments cannot work.
     """
     settings = DashboardSettings(
         schema, prefix, allow_actions, token, identify, show_bodies, redact, allowed_hosts, send
@@ -135,8 +136,6 @@ def dashboard(
 
 
 class _Dashboard:
-    """Answers requests."""
-
     def __init__(self, engine: Engine, settings: DashboardSettings) -> None:
         self._engine = engine
         self._settings = settings
@@ -210,7 +209,7 @@ class _Dashboard:
     # --- who it is ----------------------------------------------------------------------------------------------------
 
     def _session(self, http: HttpRequest) -> Session | None:
-        """Return who makes a request; with an empty name where everyone may see; None if it is refused."""
+        """Return who makes a request: with an empty name where everyone may see, or None if it is refused."""
         if self._settings.identify is not None:
             name = self._settings.identify(http)
             return Session(name, forgery_token(self._form_key, name.encode())) if name else None
@@ -237,7 +236,7 @@ class _Dashboard:
             return PlainTextResponse("This form comes from another site.\n", 403)
         address = http.client.host if http.client else None
         wait = math.ceil(self._throttle.wait_seconds(address))
-        if wait:  # the token is not looked at, so a guess that is right is not told from others
+        if wait:  # the token is not looked at, so a right guess cannot be told from a wrong one
             refused = f"Too many wrong tokens were given. Wait {span(wait)}, and try again."
             response = self._html(http, Page("sign_in.html", {"refused": refused}, 429), None)
             response.headers["Retry-After"] = str(wait)
@@ -315,7 +314,7 @@ def _shown(place: Place, request: Request) -> Page:
 
 
 def _unavailable(error: Exception) -> Page:
-    """Return what is shown where the database cannot be used; without the statement and its values."""
+    """Return the page for a database that cannot be used, without the statement and its values."""
     text = text_of(error.orig or error) if isinstance(error, DBAPIError) else text_of(error)
     text = text.partition("\n")[0]
     if isinstance(error, DBAPIError) and sqlstate(error) in (UNDEFINED_TABLE, UNDEFINED_COLUMN):
@@ -324,7 +323,7 @@ def _unavailable(error: Exception) -> Page:
 
 
 async def _form(http: HttpRequest) -> Mapping[str, list[str]] | None:
-    """Return the fields of a form; None if it is none, or too large."""
+    """Return a form's fields, or None if the body is not a form or is too large."""
     if http.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         return None
     body = bytearray()
@@ -343,7 +342,7 @@ def _last(form: Mapping[str, list[str]], name: str) -> str:
 
 
 class _Static(StaticFiles):
-    """Scripts, styles and the icon; a browser asks whether they have changed."""
+    """Scripts, styles and the icon. A browser must ask whether they have changed."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""The runner: carries out redrives and discards, one after the other, in a thread of the dashboard.
+"""The runner: carries out redrives and discards one after the other, in a thread of the dashboard.
 
-What is asked for is in the database before it begins. A dashboard that ends leaves the rest of it there, and the pages
-offer to go on; so does ``txbox dead-letters resume``.
+An operation is in the database before it begins. If the dashboard ends, the rest of the operation stays there, and the
+pages offer to resume it; so does ``txbox dead-letters resume``.
 """
 
 import logging
@@ -27,7 +27,7 @@ class _Job:
 
 
 class LetterRunner:
-    """Carries operations out in the order in which they were asked for."""
+    """Carries out operations in the order in which they were requested."""
 
     def __init__(self, engine: Engine, settings: DashboardSettings) -> None:
         self._operations = LetterOperations(engine, schema=settings.schema, prefix=settings.prefix)
@@ -40,20 +40,19 @@ class LetterRunner:
 
     @property
     def operations(self) -> LetterOperations:
-        """Of the dashboard's database."""
         return self._operations
 
     def running(self) -> frozenset[int]:
-        """Return the operations that are carried out, or wait for it."""
+        """Return the operations that are being carried out, or wait for that."""
         with self._lock:
             return frozenset(self._jobs)
 
     def error(self, operation_id: int) -> str | None:
-        """Return why an operation was ended before its end; None if it was not."""
+        """Return the error that ended an operation early, or None."""
         return self._errors.get(operation_id)
 
     def start(self, operation_id: int, who: str, queue_url: str | None = None) -> None:
-        """Have an operation carried out; nothing happens if it is already."""
+        """Queue an operation. Do nothing if it is queued or running already."""
         with self._lock:
             if operation_id in self._jobs:
                 return
@@ -65,7 +64,7 @@ class LetterRunner:
                 self._thread.start()
 
     def stop(self, operation_id: int) -> None:
-        """Have an operation end after the letter in hand."""
+        """End an operation after the letter in hand."""
         with self._lock:
             job = self._jobs.get(operation_id)
         if job is not None:

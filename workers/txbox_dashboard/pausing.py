@@ -1,4 +1,4 @@
-"""Pauses that are asked for by a page."""
+"""Pauses that a page requests."""
 
 from urllib.parse import urlencode
 
@@ -9,7 +9,6 @@ NOTE_CHARACTERS = 500
 
 
 def pause_it(action: Action) -> str:
-    """Have the workers of a subscriber receive nothing more, or relays send nothing to a destination."""
     named, back = _named(action)
     note = action.form.get("note", "").strip()[:NOTE_CHARACTERS] or None
     place = {"schema": action.settings.schema, "prefix": action.settings.prefix}
@@ -20,7 +19,6 @@ def pause_it(action: Action) -> str:
 
 
 def resume_it(action: Action) -> str:
-    """End a pause."""
     named, back = _named(action)
     place = {"schema": action.settings.schema, "prefix": action.settings.prefix}
     with action.recorded("resume", *named.values()):

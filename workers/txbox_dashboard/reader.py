@@ -1,7 +1,7 @@
-"""The reader: runs the statements of one page, each bounded, and knows how long the database took.
+"""The reader: runs the statements of one page, each within limits, and measures how long the database takes.
 
-A page is read while the database may be busy, locked or partly forbidden. So each read is a transaction of its own that
-only reads; what takes too long, waits for a lock, or may not be read is None, and the page says so.
+A page is read while the database may be busy, locked or partly forbidden. So each read is a read-only transaction of
+its own. If it takes too long, waits for a lock or lacks a right, it returns None, and the page says so.
 """
 
 import time
@@ -19,47 +19,38 @@ from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE,
 from txbox.text import text_of
 
 STATEMENT_MILLISECONDS = 250
-"""Of one statement, at most. It bounds what a page costs where an estimate of the planner is far off."""
+"""How long one statement may take. It bounds the cost of a page where the planner's estimate is far off."""
 
 LOCK_MILLISECONDS = 50
-"""A page waits so long for a table that another session has locked."""
+"""How long a page waits for a table that another session has locked."""
 
 T = TypeVar("T")
 
 
 class ReaderStatements(SqlFile, file="reader.sql"):
-    """The statements of ``reader.sql``."""
-
     bound_time: str
 
 
 class Reader:
-    """Reads for one page."""
+    """Reads for one page. Nothing connects before the first read."""
 
     def __init__(self, engine: Engine, schema: str | None, prefix: str) -> None:
-        """Prepare; nothing is connected before the first read.
-
-        Args:
-            engine: the database.
-            schema: the Postgres schema that holds the tables; None leaves it to the search path.
-            prefix: what the tables' names start with.
-        """
         self.engine = engine
         self.schema = schema
         self.prefix = prefix
         self.seconds = 0.0
         """How long the database has taken so far."""
         self.left_out: dict[str, str] = {}
-        """What could not be read, and why; in words. Of these a page says nothing else, not that there is none."""
+        """What could not be read, with the reason in words. The page must not say that there is none of it."""
 
     def rows(
         self, what: str, statement: str, parameters: Mapping[str, Any] | None = None
     ) -> Sequence[RowMapping] | None:
-        """Return the rows of a statement, or None; ``what`` names them for people where they are left out."""
+        """Return a statement's rows, or None if they cannot be read in time. ``what`` names them in ``left_out``."""
         return self.read(what, lambda connection: _rows(connection, statement, parameters))
 
     def read(self, what: str, work: Callable[[Connection], T]) -> T | None:
-        """Return what a function reads in a transaction that only reads; None if that is not possible in time.
+        """Return what ``work`` reads in a read-only transaction, or None if it cannot be read in time.
 
         Raises:
             SchemaMissing: the tables do not exist.
@@ -95,12 +86,12 @@ class Reader:
 
 
 def _rows(connection: Connection, statement: str, parameters: Mapping[str, Any] | None) -> Sequence[RowMapping]:
-    # Without parameters, psycopg would not read %% as one %.
+    # Without parameters, psycopg would not read %% as %.
     return connection.exec_driver_sql(statement, dict(parameters or {})).mappings().all()
 
 
 def _why(error: DBAPIError) -> str | None:
-    """Return why something is left out; None: the page cannot be shown at all."""
+    """Return why something is left out, or None if the page cannot be shown at all."""
     code = sqlstate(error) or ""
     if code == INSUFFICIENT_PRIVILEGE:  # Postgres names the table
         said, _, _ = text_of(error.orig or error).partition("\n")

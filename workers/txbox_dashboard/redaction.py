@@ -1,4 +1,4 @@
-"""Texts of messages as they are shown: redacted, bounded, and never more than a text."""
+"""Prepares texts of messages for display: redacted, bounded, and always plain text."""
 
 import json
 from codecs import getincrementaldecoder
@@ -7,15 +7,15 @@ from typing import Literal
 from txbox_dashboard.settings import DashboardSettings, Sensitive
 
 SHOWN_CHARACTERS = 20_000
-"""Of a text, at most. Statements read so much of an error: one that is cut before it is redacted may hold half of a
-secret, which the hook does not know.
+"""The most characters shown of a text. Statements read as many of an error: one that is cut before it is redacted may
+hold half of a secret, which the hook does not recognise.
 """
 
 LINE_CHARACTERS = 500
-"""Of an error in a table, at most."""
+"""The most characters of an error in a table."""
 
 HEX_BYTES = 512
-"""Of a body that is no text."""
+"""The most bytes shown of a body that is not text."""
 
 
 def redacted(
@@ -29,9 +29,9 @@ def redacted(
     most: int = SHOWN_CHARACTERS,
     whole: str | None = None,
 ) -> str:
-    """Return a text as it is to be shown, cut after so many characters; where the hook raises, nothing of it.
+    """Return a text as it may be shown, cut after ``most`` characters; nothing of it if the hook raises.
 
-    ``whole`` says how large all of it is, where the text is only its beginning.
+    ``whole`` says how large the whole is, if the text is only its beginning.
     """
     if settings.redact is not None:
         try:
@@ -49,14 +49,14 @@ def error_line(settings: DashboardSettings, text: str, message_id: str, subscrib
 
 
 def as_text(beginning: bytes, size: int) -> tuple[str, str | None]:
-    """Return a body as text: JSON with its lines indented, other text as it is, other bytes in hexadecimal digits.
+    """Return a body as text: JSON indented, other text as it is, other bytes in hexadecimal digits.
 
     Args:
-        beginning: of the body, or all of it.
-        size: of the whole body, in bytes.
+        beginning: the body, or the beginning of it.
+        size: the size of the whole body, in bytes.
 
     Returns:
-        The text; and if that is not all, how large the whole is, in words.
+        The text, and how large the whole is, in words, if the text is not all of it.
     """
     whole = f"{size:,} bytes"
     is_cut = len(beginning) < size

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from txbox import DeadLetter, InvalidConfiguration
 
 TOKEN_CHARACTERS = 16
-"""Of a token, at least."""
+"""The least length of a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,11 @@ class Sensitive:
     """A text of a message that a ``redact`` hook may change before it is shown.
 
     Attributes:
-        kind: a body, the value of a header, or the text of an error.
-        message_id: whose; empty where an error is one of several messages, or of a bulk load.
-        subscriber_id: who has parked or processed the message; for one of the outbox, its destination.
-        header: the name of the header; None for a body or an error.
-        text: what would be shown, and more of it; of a body, what its first 128 KiB hold. Bytes that are no text are
+        kind: a body, a header's value, or an error's text.
+        message_id: the message's id; empty if an error concerns several messages, or a bulk load.
+        subscriber_id: who parked or processed the message; for one in the outbox, its destination.
+        header: the header's name; None for a body or an error.
+        text: what would be shown, and more of it; of a body, what its first 128 KiB hold. Bytes that are not text are
             hexadecimal digits.
     """
 
@@ -36,10 +36,10 @@ Redact = Callable[[Sensitive], str]
 """Returns what is shown in place of a text."""
 
 Identify = Callable[[Request], str | None]
-"""Returns who makes a request, for the record; None: it is refused."""
+"""Returns who makes a request, for the record; None refuses the request."""
 
 Send = Callable[[DeadLetter], None]
-"""Gives a dead letter back to the source that it came from."""
+"""Returns a dead letter to the source that it came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,5 +69,5 @@ class DashboardSettings:
 
     @property
     def signs_in(self) -> bool:
-        """Whether a person has to give the token."""
+        """Whether people must give the token."""
         return self.token is not None and self.identify is None

@@ -1,7 +1,7 @@
-"""The throttle: bounds how many wrong tokens are heard, for each address and in total.
+"""The throttle: limits wrong tokens, of each address and in total.
 
-It keeps the wrong tokens of the last ``WINDOW_SECONDS``: when each came, and from where. As it hears ``GUESSES_IN_ALL``
-of them at most, it keeps no more than these, however many addresses guess. It is the memory of one process.
+It keeps the wrong tokens of the last ``WINDOW_SECONDS``: when each came, and from where. It checks at most
+``GUESSES_IN_ALL`` in that time, so it keeps no more than these, however many addresses guess. Each process has its own.
 """
 
 import time
@@ -13,22 +13,22 @@ WINDOW_SECONDS = 300
 """How long a wrong token counts."""
 
 GUESSES = 10
-"""Wrong tokens of one address within the window, at most."""
+"""The most wrong tokens of one address within the window."""
 
 GUESSES_IN_ALL = 100
-"""Wrong tokens of all addresses within the window, at most."""
+"""The most wrong tokens of all addresses within the window."""
 
 
 class Throttle:
-    """Counts wrong tokens, and says how long an address has to wait. Not for several threads at once."""
+    """Counts wrong tokens, and says how long an address has to wait. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with none; ``clock`` returns seconds that only grow."""
+        """``clock`` returns seconds that never decrease."""
         self._clock = clock
         self._wrong: deque[tuple[float, str]] = deque(maxlen=GUESSES_IN_ALL)
 
     def wait_seconds(self, address: str | None) -> float:
-        """Return after how many seconds a token of this address is heard; 0: now."""
+        """Return the seconds until a token from this address is checked again; 0 means now."""
         now, guesser = self._clock(), _guesser(address)
         while self._wrong and self._wrong[0][0] + WINDOW_SECONDS <= now:
             self._wrong.popleft()
@@ -43,7 +43,7 @@ class Throttle:
 
 
 def _guesser(address: str | None) -> str:
-    """Return what an address counts as: one of IPv6 as its network of 64 bits. All that are none count as one."""
+    """Return what an address counts as: an IPv6 address as its /64 network, and all that are no address as one."""
     try:
         found = ip_address(address or "")
     except ValueError:

@@ -1,8 +1,8 @@
 """The view: what a page function returns, and how that becomes HTML.
 
-A page function reads, and returns a template with its values. The template extends ``layout.html``. A request of htmx
-gets the template's block ``live`` alone, which takes the place of the one that is shown: so pages are live. All that
-comes from the database is escaped by Jinja.
+A page function reads, and returns a template with its values. The template extends ``layout.html``. A request from
+htmx gets only the template's block ``live``, which replaces the one that is shown: so pages are live. Jinja escapes
+everything that comes from the database.
 """
 
 import math
@@ -24,7 +24,7 @@ from txbox_dashboard.settings import DashboardSettings
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is to be shown: a template, its values, and the status of the answer."""
+    """A template, its values, and the status of the response."""
 
     template: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -36,11 +36,7 @@ class Request:
     """What a page function is given.
 
     Attributes:
-        reader: reads the database.
-        query: the parameters of the URL; the first value of each.
-        settings: of the dashboard.
-        who: the person that has signed in; None if nobody has to.
-        runner: carries operations on letters out.
+        who: the person who has signed in; None if nobody has to.
     """
 
     reader: Reader
@@ -50,20 +46,20 @@ class Request:
     who: str | None = None
 
     def number(self, name: str, default: int, most: int = 2**62) -> int:
-        """Return a parameter that is a whole number from 0 on; the default if it is not one."""
+        """Return a parameter that is a whole number from 0 on, or the default."""
         text = self.query.get(name, "")
         return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < _DIGITS else default
 
 
 NONE = "\N{EN DASH}"
-"""Shown in place of what is not known, or is not there."""
+"""Shown for what is unknown or absent."""
 
 PageFunction = Callable[[Request], Page]
 
 
 @cache
 def _environment() -> Environment:
-    """Return the templates, which are compiled once in a process, however many dashboards it has."""
+    """Return the templates, which are compiled once for a process, however many dashboards it has."""
     environment = Environment(
         loader=PackageLoader("txbox_dashboard"),
         autoescape=True,
@@ -87,30 +83,26 @@ def _environment() -> Environment:
 
 
 class Renderer:
-    """Makes HTML of pages."""
-
     def __init__(self) -> None:
         self._templates = _environment()
 
     def html(self, page: Page, **shared: Any) -> str:
-        """Return a page as HTML; ``shared`` are the values of the layout."""
+        """Return a page as HTML. ``shared`` are the layout's values."""
         return self._templates.get_template(page.template).render(**page.values, **shared)
 
 
 def count(value: float | None) -> str:
-    """Return a number of things for people."""
     return NONE if value is None else f"{value:,.0f}"
 
 
 def rate(per_second: float | None) -> str:
-    """Return a rate for people, per second."""
     if per_second is None:
         return NONE
     return f"{per_second:,.0f}" if per_second >= _PLAIN_RATE or per_second == 0 else f"{per_second:.2g}"
 
 
 def span(seconds: float | None) -> str:
-    """Return a span of time for people, in its two largest units."""
+    """Return a span of time in its two largest units."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
     left = abs(seconds)
@@ -127,7 +119,6 @@ def span(seconds: float | None) -> str:
 
 
 def size(count_of_bytes: float | None) -> str:
-    """Return a number of bytes for people."""
     if count_of_bytes is None:
         return NONE
     value, unit = float(count_of_bytes), "B"
@@ -139,17 +130,16 @@ def size(count_of_bytes: float | None) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """Return a time for people, in UTC."""
+    """Return a time in UTC, for people."""
     return NONE if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def iso(at: datetime) -> str:
-    """Return a time for programs."""
     return at.astimezone(UTC).isoformat()
 
 
 def spark(counts: Sequence[float], width: int = 120, height: int = 28) -> str:
-    """Return the points of a sparkline: an SVG polyline of this size, the first count at the left."""
+    """Return the points of a sparkline: an SVG polyline of this size, with the first count at the left."""
     most = max(counts, default=0) or 1
     step = width / max(len(counts) - 1, 1)
     return " ".join(
@@ -158,16 +148,16 @@ def spark(counts: Sequence[float], width: int = 120, height: int = 28) -> str:
 
 
 def drawn(series: Sequence[tuple[str, Sequence[float]]]) -> list[tuple[str, Sequence[float]]]:
-    """Return what a chart draws: without the last stretch, which is not over, and would look like a fall.
+    """Return what a chart draws: all but the last stretch, which is not over and would look like a drop.
 
-    While there is nothing before it, it is drawn.
+    If there is nothing before it, the last stretch is drawn.
     """
     earlier = [(name, counts[:-1]) for name, counts in series]
     return earlier if any(any(counts) for _, counts in earlier) else list(series)
 
 
 def query_of(values: Mapping[str, object]) -> str:
-    """Return the query of a URL; what is None or empty is left out."""
+    """Return a URL's query, without values that are None or empty."""
     return urlencode({name: value for name, value in values.items() if value not in (None, "")}, errors="replace")
 
 

@@ -1,6 +1,6 @@
-"""Tests of handlers: deliver a message, with a fault if need be, or try a handler at every point where one may come.
+"""Tests of handlers: deliver a message, with a fault if you like, or try a handler with every fault at every point.
 
-The pytest plugin is ``txbox_testing.plugin``. Nothing else is imported before a test asks for it.
+The pytest plugin is ``txbox_testing.plugin``. Everything else is imported only when a test uses it.
 """
 
 from importlib import import_module

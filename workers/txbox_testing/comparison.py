@@ -1,4 +1,4 @@
-"""The states of a trial, compared: which rows differ, and in which words that is said."""
+"""Compares the states of a trial: which rows differ, and how a report says so."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ State = Mapping[str, list[Row]]
 """The rows of each table, by its name."""
 
 Differences = dict[str, tuple[list[str], list[str]]]
-"""Of each table that differs: the rows that are missing, and those that are too many."""
+"""For each table that differs, the rows that are missing and those that are too many."""
 
 
 def changing_columns(one: State, other: State) -> dict[str, frozenset[str]]:
@@ -27,7 +27,7 @@ def changing_columns(one: State, other: State) -> dict[str, frozenset[str]]:
 
 
 def differences(expected: State, found: State, ignored: Mapping[str, frozenset[str]]) -> Differences:
-    """Compare states, without some columns of each table."""
+    """Return the rows in which two states differ, apart from the ignored columns."""
     result: Differences = {}
     for table in sorted(expected.keys() | found.keys()):
         leave_out = ignored.get(table, frozenset())
@@ -47,9 +47,9 @@ def _text(value: object) -> str:
 
 
 def unlike(before: State, expected: State, found: State, ignored: Mapping[str, frozenset[str]]) -> list[str]:
-    """Return in words how a state differs from the expected one, both reached from the same rows.
+    """Return in words how a state differs from the expected one, both reached from the rows of ``before``.
 
-    How many rows were changed is compared, too: it tells of effects that are in columns which are left out.
+    The number of changed rows is compared, too: it reveals effects on columns that are left out.
     """
     found_out = differences(expected, found, ignored)
     lines = lines_of(found_out)
@@ -72,13 +72,13 @@ def values_of(one: State, other: State, ignored: Mapping[str, frozenset[str]]) -
 
 
 def _changed(before: Iterable[Row], after: Iterable[Row]) -> int:
-    """Return how many rows were inserted, updated or deleted, if each was once."""
+    """Return how many rows were inserted, updated or deleted, each counted once."""
     had, has = _bag(before, frozenset()), _bag(after, frozenset())
     return max((had - has).total(), (has - had).total())
 
 
 def lines_of(found: Differences) -> list[str]:
-    """Return differences in words, a line for each table."""
+    """Return differences in words, one line for each table."""
     lines = []
     for table, (missing, surplus) in found.items():
         parts = [f"{plural(len(missing), 'row')} missing: {described(missing)}"] if missing else []
@@ -93,6 +93,6 @@ def plural(number: int, what: str) -> str:
 
 
 def described(values: Sequence[str], most: int = 3) -> str:
-    """Return values for a line of a report: a few of them, and how many more."""
+    """Return a few values for a line of a report, and how many more there are."""
     rest = f" and {len(values) - most} more" if len(values) > most else ""
     return "; ".join(values[:most]) + rest

@@ -68,7 +68,7 @@ def archive(
 
 
 def _check(db: DatabaseTarget) -> None:
-    """Check what can be checked before Spark starts, which takes long."""
+    """Check everything that can be checked before Spark starts, which takes long."""
     from txbox.postgres.transactions import check_table
     from txbox.schema import tables
     from txbox_spark.runtime.session import require_pyspark

@@ -188,7 +188,7 @@ def audit(
 
 
 def _nothing_kept(subscriber: str, destinations: Sequence[str]) -> AuditReport:
-    """Return the report of an outbox that keeps nothing: only an archive can say what it has sent."""
+    """Return the report of an outbox that keeps nothing: only an archive knows what it has sent."""
     named = tuple(destinations)
     return AuditReport(
         subscriber, named, dict.fromkeys(COUNTS, 0), not_compared=named, compared_since=datetime.now(UTC)
@@ -204,7 +204,7 @@ def _compare_archive(
     subscriber: str,
     limit: int,
 ) -> "tuple[Reconciliation, set[str]]":
-    """Return what the archive has, against the inbox, and which of the destinations it has."""
+    """Compare an archive with the inbox. Return the result, and which of the destinations the archive has."""
     from txbox_spark import read_archive, reconcile
 
     sent = read_archive(session, archive).sent(destinations)

@@ -1,4 +1,4 @@
-"""``txbox bulk-load``: events from files or tables through the same inbox that the live workers use."""
+"""``txbox bulk-load``: apply events from files or tables through the inbox that live workers use."""
 
 import inspect
 from collections.abc import Callable
@@ -26,17 +26,17 @@ from txbox_spark.options import Option, fields_of, text_options
 from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
 
 REJECTED_STATUS = 3
-"""The exit status if rows were rejected, and every other event is applied."""
+"""The exit status if rows were rejected and every other event is applied."""
 
 MEANT_AS_NULL = ("NA", "N/A", "n/a", "NULL", "null", "None", "NaN", "nan", "-", "\\N", "?")
-"""Texts that files of CSV have where they have no value."""
+"""Texts that stand for a missing value in CSV files."""
 
 Effect = str | SqlEffect | Upsert | Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True)
 class EffectOptions:
-    """What the events are to do."""
+    """The options that name the effect."""
 
     apply: Annotated[
         Path | None,
@@ -76,14 +76,14 @@ class EffectOptions:
     publish_to: PublishToOption = None
 
     def effect(self, fields: str | None, db: DatabaseTarget) -> Effect:
-        """Return the effect.
+        """Return the effect that the options name.
 
         Args:
-            fields: of the events, unless they have types of their own.
-            db: whose outbox the effect publishes in.
+            fields: the events' fields, unless their columns have types of their own.
+            db: the database whose outbox the effect publishes in.
 
         Raises:
-            UsageError: there is none, or several, or options are of another one.
+            UsageError: there is none or more than one, or an option belongs to another one.
         """
         outbox = None if self.publish_to is None else Outbox(schema=db.schema, prefix=db.prefix)
         if self.upsert_into is not None:
@@ -132,7 +132,7 @@ class EffectOptions:
 
 
 def _parameter(name: str, about: Option, kind: Any, default: Any) -> inspect.Parameter:
-    """Return an option of a load as typer has it; a number's default is said in the help, and is the load's."""
+    """Return an option of a load for typer. A number's default is only in the help: the load itself supplies it."""
 
     def checked(parameter: typer.CallbackParam, value: Any) -> Any:
         if problem := about.problem(parameter.opts[0], value):
@@ -300,7 +300,7 @@ txbox loads resume 4f a.jsonl b.jsonl --subscriber billing --message-id id \\
 
 
 def take_run(command: Any) -> None:
-    """Have `txbox bulk-load` take the run that is to be finished before the paths."""
+    """Make `txbox bulk-load` take the run to finish as its first argument, before the paths."""
     read = command.make_context
 
     def make_context(*args: Any, **extra: Any) -> Any:
@@ -318,7 +318,7 @@ def _names(given: str) -> list[str]:
 
 
 def _are_fields(fields: str) -> bool:
-    """Whether they are those of an effect; otherwise they are columns of types that only Spark has."""
+    """Whether these are fields of an effect, and not columns of types that only Spark has."""
     try:
         read_fields(fields)
     except InvalidConfiguration:
@@ -327,7 +327,7 @@ def _are_fields(fields: str) -> bool:
 
 
 def _described(cause: RejectedCause, *, of_csv: bool) -> str:
-    """Describe the rows that were rejected for one cause: the row, or how many, and one of them."""
+    """Describe the rows rejected for one cause: the row, or their number and an example."""
     if cause.rows == 1:
         return f"{cause.cause}: {cause.example}"
     value = "" if cause.value is None else f": {cause.value!r}"

@@ -1,4 +1,4 @@
-"""``txbox demo``: the main job, from nothing, in one command."""
+"""``txbox demo``: see the main job done, from nothing, in one command."""
 
 import json
 import socket
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from txbox_demo.run import Plan
     from txbox_demo.sandbox import Progress as RunProgress
 
-DEFAULT_KILLS, PURCHASES_PER_KILL = 24, 50  # a run too small for the default number of kills has fewer
-SECONDS_PER_LINE = 10.0  # between two lines of the same stage, where there is no terminal
+DEFAULT_KILLS, PURCHASES_PER_KILL = 24, 50  # a run too small for the default number of kills gets fewer
+SECONDS_PER_LINE = 10.0  # between two lines of the same stage outside a terminal
 
 
 def demo(
@@ -100,7 +100,7 @@ def demo(
 
 
 def _pages(port: int) -> "DashboardPages":
-    """Listen before the work begins, and find out what is missing."""
+    """Listen before the work begins. Raise ``CommandFailed`` if a package is missing."""
     for name in ("jinja2", "starlette", "uvicorn"):
         if find_spec(name) is None:
             raise CommandFailed(f"--dashboard needs {name}: pip install 'txbox[dashboard]', or leave it out")
@@ -115,7 +115,7 @@ def _pages(port: int) -> "DashboardPages":
 
 
 def _require_spark() -> None:
-    """Find out before the work, not after it."""
+    """Raise ``CommandFailed`` if Spark cannot run: before the work, not after it."""
     from txbox_spark import SparkSetupError, require_jdk
 
     try:
@@ -128,7 +128,7 @@ def _require_spark() -> None:
 
 
 class _Shown:
-    """On a terminal four bars; elsewhere a line for each stage, and one now and then."""
+    """Shows four bars in a terminal; elsewhere prints a line for each stage, and one now and then."""
 
     def __init__(self, bars: "Progress | None", plan: "Plan") -> None:
         self._bars, self._stage, self._next_at = bars, "", 0.0

@@ -1,4 +1,4 @@
-"""``txbox dev``: a Postgres and a local AWS of your own, for as long as you work."""
+"""``txbox dev``: a Postgres and a local AWS of your own while you work."""
 
 import re
 import shlex
@@ -41,7 +41,7 @@ def dev(
     worker`, `txbox relay` and `txbox status` find both, and so does boto3: a topic, a table or a state machine of yours
     is made with it. If this process is killed, or its terminal closed, both servers end with it.
     """
-    # First, as the extra that it needs brings boto3 with it.
+    # First: the extra that it needs brings boto3 with it.
     from txbox_local.services import DevServices
 
     # isort: split
@@ -78,10 +78,10 @@ def dev(
 
 
 def _variables(queues: Iterable[str]) -> dict[str, str]:
-    """Return the variable that is to hold each queue's URL.
+    """Return the variable that holds each queue's URL.
 
     Raises:
-        UsageError: two queues would have the same one.
+        UsageError: two queues would have the same variable.
     """
     variables: dict[str, str] = {}
     for name in dict.fromkeys(queues):

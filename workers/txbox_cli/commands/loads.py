@@ -14,7 +14,7 @@ from txbox_cli.options import DatabaseOptions, DatabaseTarget, JsonOption, read_
 from txbox_cli.output import counted, print_counts, print_json, print_table, printable
 
 ERROR_CHARACTERS = 100
-"""Of an error in the list; `show` has all of it."""
+"""Characters of an error in the list; `show` prints all of it."""
 
 TIME = "%Y-%m-%d %H:%M:%S"
 
@@ -28,7 +28,7 @@ REMARKS = {
     "applied": "events that were first",
     "left": "rows of chunks that are not merged",
 }
-"""What was counted."""
+"""What each count means."""
 
 WRITE_AGAIN = "write the same events once more, or let the stream go on: what has been applied is not applied again"
 """Advice for a write of format txbox, which cannot be resumed."""
@@ -189,10 +189,10 @@ def forget(
 
 
 def find_run(ledger: BulkLoads, start: str) -> str:
-    """Return the id of the run that begins with a text.
+    """Return the id of the run that begins with this text.
 
     Raises:
-        UsageError: several do.
+        UsageError: several runs do.
         CommandFailed: none does.
     """
     ledger.check()
@@ -205,10 +205,10 @@ def find_run(ledger: BulkLoads, start: str) -> str:
 
 
 def run_to_resume(db: DatabaseTarget, start: str) -> str:
-    """Return the id of the run that begins with a text, and that `txbox bulk-load` can finish.
+    """Return the id of the run that begins with this text and that `txbox bulk-load` can finish.
 
     Raises:
-        UsageError: there is none, or several.
+        UsageError: there is none, or more than one.
         CommandFailed: it is a write of format txbox.
     """
     with db.engine() as engine:

@@ -31,10 +31,10 @@ def read_filter(
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Sent before then; as --since.")] = None,
 ) -> "SentFilter":
-    """Return the filter that the options ask for.
+    """Return the filter that the options describe.
 
     Raises:
-        UsageError: one of them cannot be read.
+        UsageError: an option cannot be read.
     """
     begin = None if since is None else read_moment("--since", since)
     end = None if until is None else read_moment("--until", until)

@@ -24,10 +24,10 @@ from txbox_workers.brokers import GROUP
 SENDERS = 4
 
 SPARE_CONNECTIONS = 3
-"""Beside one for each sender: to look, to listen, and to report."""
+"""In addition to one for each sender: to poll, to listen and to report."""
 
 ASYNC_CONNECTIONS = 3
-"""And where a publisher is async: to claim, to settle, and to claim while an older one ends."""
+"""Also, where a publisher is async: to claim, to settle, and to claim while an older claim ends."""
 
 
 def relay(
@@ -175,7 +175,7 @@ def _load(target: str) -> Relay | Mapping[str, Publisher | AsyncPublisher]:
 
     Raises:
         UsageError: there is no such module or name, or it is neither.
-        CommandFailed: the module is there, and its own code raised.
+        CommandFailed: the module exists, and its own code raised.
     """
     found = importer.load(target, _fits, such_as="shop:publishers")
     if isinstance(found.value, Relay):
@@ -211,7 +211,7 @@ def _instead(found: importer.Imported) -> str:
 
 
 def _but(publishers: Mapping[object, object]) -> str:
-    """Say which of these are none, if any."""
+    """Return which of these are not publishers, if any."""
     unnamed = [f"{scheme!r} is no text" for scheme in publishers if not isinstance(scheme, str)]
     unsent = [f"that of {scheme!r} is {_kind(one)}" for scheme, one in publishers.items() if not _is_publisher(one)]
     return "".join(f"; {why}" for why in [*unnamed, *unsent]) if publishers else "; it is empty"
@@ -228,7 +228,7 @@ def _article(name: str) -> str:
 
 
 def _publishers(own: Mapping[str, Publisher | AsyncPublisher] | None) -> Mapping[str, Publisher | AsyncPublisher]:
-    """Return those of the installed brokers and these; what a broker's missing extra keeps away is passed over."""
+    """Return the installed brokers' publishers and these. Skip a broker whose extra is missing, unless none is left."""
     found: dict[str, Publisher | AsyncPublisher] = {}
     missing = None
     for entry in sorted(entry_points(group=GROUP)):

@@ -1,4 +1,4 @@
-"""``txbox status``: what is done, what waits, what needs a person."""
+"""``txbox status``: show what is done, what waits, and what needs a person."""
 
 import math
 import sys
@@ -19,11 +19,11 @@ from txbox_cli.signals import terminated_as_interrupt
 
 
 def watch(read: Callable[[], Callable[[], None]], seconds: float, *, headed: bool) -> None:
-    """Show a report until this process is asked to end, which is its usual end.
+    """Show a report again and again until this process is asked to end, which is its usual end.
 
-    In a terminal each report takes the place of the one before. If the first one cannot be read, that is raised; of a
-    later one it is said, and the next one is tried. ``read`` reads a report, and returns what prints it. ``headed``:
-    each begins with a line that says when it was read.
+    In a terminal each report replaces the one before. An error in the first read is raised; a later one is printed, and
+    the next read is tried. ``read`` reads a report and returns the function that prints it. With ``headed``, each
+    report begins with the time at which it was read.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from txbox.status import ArchiveStatus, HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus
 
 ERROR_CHARACTERS = 60
-"""Of an error in the table of destinations; `--json` has more of it."""
+"""Characters of an error in the table of destinations; `--json` has more of it."""
 
 
 def status(
@@ -117,7 +117,7 @@ def status(
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """What is not in the database: a queue's backlog, and leases in DynamoDB; None where nothing was asked."""
+    """What is not in the database: a queue's backlog, and leases in DynamoDB. None where it was not asked for."""
 
     queue: Mapping[str, int] | None
     lease_table: "LeaseStatus | None"
@@ -357,7 +357,7 @@ def _unreachable(line: "DestinationStatus", relays: int) -> str:
 
 
 def _gone(kind: str, gone: "Sequence[RelayStatus | WorkerStatus]") -> str:
-    """Say of workers or relays that are gone what matters: that they are, and whether it was just now."""
+    """Return a line about workers or relays that are gone: how many, and when the last one was seen."""
     last = min(gone, key=lambda one: one.seen_seconds_ago)
     ago = f"{span(last.seen_seconds_ago)} ago"
     if len(gone) == 1:
@@ -370,7 +370,7 @@ def _seen(line: "RelayStatus | WorkerStatus") -> str:
 
 
 def _mask_errors(outbox: dict[str, Any]) -> None:
-    """Hide passwords in the errors of brokers and relays; the names of destinations stay as they are."""
+    """Mask passwords in the errors of brokers and relays. The names of destinations stay as they are."""
     for line in outbox["destinations"]:
         line |= {name: line[name] and mask(line[name]) for name in ("error", "unreachable")}
     for relay in outbox["relays"]:

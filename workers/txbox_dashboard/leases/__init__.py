@@ -1,1 +1,1 @@
-"""Leases: what is worked on, and what was left behind."""
+"""Leases: what is being processed, and what was left behind."""

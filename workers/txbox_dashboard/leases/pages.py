@@ -4,21 +4,19 @@ from txbox.postgres.sql_files import SqlFile
 from txbox_dashboard.view import Page, Request
 
 LOOKED_AT_BLOCKS = 1000
-"""Of the table, at its end: some 8 MB. A lease that is begun goes to where there is room, mostly there."""
+"""Blocks read at the end of the table: some 8 MB. A new lease goes where there is room, mostly there."""
 
 SHOWN = 100
 
 
 class LeasePageStatements(SqlFile, file="leases.sql"):
-    """The statements of ``leases.sql``."""
-
     blocks: str
     counts: str
     under_way: str
 
 
 def leases(request: Request) -> Page:
-    """Show which messages are worked on under leases, and which were left behind."""
+    """Show which messages are processed under leases, and which leases were left behind."""
     reader = request.reader
     sql = LeasePageStatements.load(reader.schema, reader.prefix)
     sizes = reader.rows("the leases", sql.blocks)

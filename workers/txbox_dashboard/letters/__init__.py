@@ -1,1 +1,1 @@
-"""Dead letters: found, looked at, redriven and discarded."""
+"""Dead letters: find, show, redrive and discard them."""

@@ -1,4 +1,4 @@
-"""Redrives and discards that are asked for by a page."""
+"""Redrives and discards that a page requests."""
 
 from txbox.dead_letters import OperationKind
 from txbox.errors import InvalidConfiguration, OperationNotFound
@@ -9,17 +9,15 @@ NOTE_CHARACTERS = 500
 
 
 def redrive(action: Action) -> str:
-    """Select letters, and have them sent through again."""
     return _select(action, OperationKind.REDRIVE)
 
 
 def discard(action: Action) -> str:
-    """Select letters, and have them given up."""
     return _select(action, OperationKind.DISCARD)
 
 
 def resume(action: Action) -> str:
-    """Go on with an operation that was ended, or try again what has failed."""
+    """Resume an operation that was ended, or retry what has failed."""
     operation = _operation(action)
     queue_url = action.runner.operations.get(operation).options.get("queue_url")
     with action.recorded("resume operation", str(operation)):

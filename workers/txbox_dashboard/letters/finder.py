@@ -1,4 +1,4 @@
-"""Finds the letters of a filter, stretch by stretch, for as long as a page may take."""
+"""Finds the letters of a filter, one range of numbers at a time, for as long as a page may take."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +15,16 @@ from txbox.text import storable
 from txbox_dashboard.reader import Reader
 
 STRETCH = 1000
-"""Letters of one look."""
+"""Letters read at a time."""
 
 SEARCH_SECONDS = 0.06
-"""No other look is begun after so long: a page is to cost a tenth of a second."""
+"""After this time no further read begins: a page should take a tenth of a second."""
 
 NEWEST = 2**62
-"""A number that no letter has."""
+"""A number higher than any letter's."""
 
 
 class LetterStatements(SqlFile, file="letters.sql", fragments_of=DeadLetterStatements):
-    """The statements of ``letters.sql``."""
-
     newest: str
     of_numbers: str
     counts_of_numbers: str
@@ -46,9 +44,9 @@ class FoundLetters:
     """Letters of a filter.
 
     Attributes:
-        letters: as a line each, the newest first.
-        looked_to: every letter with a higher number was looked at, down to this one.
-        next_before: where to go on; None: there is nothing more, or nothing was read.
+        letters: one line each, the newest first.
+        looked_to: every letter with a higher number was read, down to this one.
+        next_before: where to continue; None if there is nothing more, or nothing was read.
     """
 
     letters: Sequence[dict[str, Any]]
@@ -57,14 +55,11 @@ class FoundLetters:
 
 
 def find(reader: Reader, which: LetterFilter, *, every: bool, before: int, page: int) -> FoundLetters:
-    """Return letters of a filter, older than a number, the newest first.
+    """Return letters of a filter with numbers below ``before``, the newest first.
 
     Args:
-        reader: reads for the page.
-        which: the filter.
-        every: also those that do not wait any more.
-        before: a number.
-        page: letters, at most.
+        every: include letters that no longer wait.
+        page: the most letters to return.
     """
     sql = LetterStatements.load(reader.schema, reader.prefix)
     parameters = {**which.parameters(), "all": every, "stretch": STRETCH}
@@ -81,7 +76,7 @@ def find(reader: Reader, which: LetterFilter, *, every: bool, before: int, page:
         if edges is not None and edges[0]["lowest"] is None:
             return FoundLetters(found, None, next_before=None)
         rows = None if edges is None else reader.rows("dead letters", sql.in_stretch, asked)
-        if edges is None or rows is None:  # not read in time: the next look begins with the same stretch
+        if edges is None or rows is None:  # not read in time: the next search begins with the same range
             looked_to = before if before < NEWEST else None
             return FoundLetters(found, looked_to, next_before=looked_to)
         found += [_line(row) for row in rows]
@@ -96,13 +91,13 @@ def find(reader: Reader, which: LetterFilter, *, every: bool, before: int, page:
 
 
 def count(reader: Reader, which: LetterFilter) -> tuple[Mapping[tuple[str, str], int], bool]:
-    """Return how many letters that wait a filter means, by subscriber and reason, and whether those are all."""
+    """Count a filter's waiting letters by subscriber and reason. Return also whether all were counted."""
     sql = LetterStatements.load(reader.schema, reader.prefix)
     parameters = {**which.parameters(), "all": False, "stretch": STRETCH}
     counts: dict[tuple[str, str], int] = {}
 
     def add(statement: str, asked: Mapping[str, Any]) -> bool:
-        """Add what a statement counts; return whether it did so in time."""
+        """Add what a statement counts. Return whether it finished in time."""
         rows = reader.rows("dead letters", statement, asked)
         for row in rows or ():
             of = (row["subscriber_id"], row["reason"])
@@ -128,14 +123,14 @@ def count(reader: Reader, which: LetterFilter) -> tuple[Mapping[tuple[str, str],
 
 
 def newest(reader: Reader) -> int | None:
-    """Return the highest number of a letter; None if it could not be read in time."""
+    """Return the highest number of a letter, or None if it was not read in time."""
     rows = reader.rows("dead letters", LetterStatements.load(reader.schema, reader.prefix).newest)
     return None if rows is None else int(rows[0]["number"])
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """How letters are found without a search: the statements, and their parameters."""
+    """Statements that find letters without a search, and their parameters."""
 
     letters: str
     counts: str
@@ -160,14 +155,14 @@ def _line(row: Any) -> dict[str, Any]:
 
 
 def filter_of(given: Mapping[str, str], *, errors_hidden: bool) -> LetterFilter:
-    """Return the filter of a form.
+    """Return a form's filter.
 
     Args:
-        given: the fields.
-        errors_hidden: errors are redacted. A filter would tell what is hidden, by what it finds and what it does not.
+        given: the form's fields.
+        errors_hidden: errors are redacted. A filter by error would reveal them by what it finds and what it does not.
 
     Raises:
-        InvalidConfiguration: something in it cannot be read, or must not be asked; its text says what.
+        InvalidConfiguration: a field cannot be read, or is not allowed. The text says which.
     """
     values = {name: storable(text.strip()) for name, text in given.items() if text.strip()}
     if errors_hidden and "error" in values:
@@ -190,7 +185,7 @@ def filter_of(given: Mapping[str, str], *, errors_hidden: bool) -> LetterFilter:
 
 
 FIELDS = ("subscriber", "destination", "reason", "error", "since", "until", "source", "message", "numbers", "up_to")
-"""Of a filter, in forms and URLs. None is of headers or bodies: these are in no URL, and may be hidden."""
+"""A filter's fields in forms and URLs. None concerns headers or bodies: they may be hidden, and belong in no URL."""
 
 
 def _moment(name: str, values: Mapping[str, str]) -> datetime | None:

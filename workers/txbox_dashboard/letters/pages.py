@@ -26,15 +26,15 @@ from txbox_dashboard.view import Page, Request
 PAGE = 50
 
 BODY_BYTES = 128 * 1024
-"""Of a body, so much is read. It is more than is shown, so that a secret which ends there, cut, is not."""
+"""Bytes read of a body: more than are shown, so that a secret cut off at their end is not shown."""
 
 SHOWN_OPERATIONS = 10
 COUNTED = 2000
-"""Letters of an operation."""
+"""The most letters counted of an operation."""
 
 
 def letters(request: Request) -> Page:
-    """Show the dead letters of a filter, and what was done with others."""
+    """Show the dead letters of a filter, and the last redrives and discards."""
     given = {name: request.query.get(name, "") for name in FIELDS}
     every = request.query.get("all") == "yes"
     refused, found = None, FoundLetters((), None, None)
@@ -75,7 +75,7 @@ def letters(request: Request) -> Page:
 
 
 def _shown_filter(given: Mapping[str, Any], settings: DashboardSettings) -> dict[str, Any]:
-    """Return the filter of an operation; what it looks for in headers and bodies only where those are shown."""
+    """Return an operation's filter. What it looks for in headers and bodies is shown only where those are shown."""
     shown = dict(given)
     if "error" in given:
         shown["error"] = redacted(settings, "error", given["error"], "", "")
@@ -92,7 +92,7 @@ def _shown_filter(given: Mapping[str, Any], settings: DashboardSettings) -> dict
 
 
 def letter(request: Request) -> Page:
-    """Show one dead letter; its headers and the beginning of its body only where that is allowed."""
+    """Show one dead letter, with its headers and the beginning of its body only if that is allowed."""
     number = request.number("number", 0)
     asked = {"number": number, "body_from": 0, "body_bytes": BODY_BYTES if request.settings.show_bodies else 0}
     sql = LetterStatements.load(request.reader.schema, request.reader.prefix)
@@ -138,7 +138,7 @@ def letter(request: Request) -> Page:
 
 
 def confirm(request: Request) -> Page:
-    """Show what a redrive or a discard would do, before it is done."""
+    """Show what a redrive or discard would do before it is done."""
     action = "discard" if request.query.get("action") == "discard" else "redrive"
     given = {name: request.query.get(name, "") for name in FIELDS}
     if request.query.get("chosen") == "yes":
@@ -149,7 +149,7 @@ def confirm(request: Request) -> Page:
         which = filter_of(given, errors_hidden=request.settings.redact is not None)
     except InvalidConfiguration as error:
         return Page("problem.html", {"title": "Not done", "text": str(error)}, 400)
-    # What is parked from now on was not counted, and is not meant.
+    # Letters parked from now on were not counted, and are not meant.
     highest = newest(request.reader)
     if highest is None:
         text = f"The letters could not be counted: {request.reader.left_out['dead letters']}."

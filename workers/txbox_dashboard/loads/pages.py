@@ -12,23 +12,21 @@ from txbox_dashboard.view import Page, Request
 
 SHOWN = 20
 CHUNKS = 5000
-"""In a map, at most."""
+"""The most chunks in a map."""
 
 STRETCHES = 60
 
 LEFT_SECONDS = 60.0
-"""A load that is at work is heard of every few seconds; one that is silent for so long was left, or is stuck."""
+"""A running load reports every few seconds. One that is silent for this long was left, or is stuck."""
 
 
 class LoadPageStatements(SqlFile, file="loads.sql"):
-    """The statements of ``loads.sql``."""
-
     loads: str
     chunks: str
 
 
 def loads(request: Request) -> Page:
-    """Show the last bulk loads, and the chunks of one as a map."""
+    """Show the last bulk loads, and a map of one load's chunks."""
     reader = request.reader
     sql = LoadPageStatements.load(reader.schema, reader.prefix)
     found = [
@@ -61,7 +59,7 @@ def loads(request: Request) -> Page:
 
 
 def _state(load: dict[str, Any]) -> tuple[str, str]:
-    """Return a load's state for people, and its kind of badge."""
+    """Return a load's state in words, and the kind of its badge."""
     if load["finished_at"] is not None:
         return "finished", "good"
     if load["error"]:

@@ -1,1 +1,1 @@
-"""One message: all that is known of an id."""
+"""One message: everything that is known of an id."""

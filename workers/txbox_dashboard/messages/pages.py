@@ -1,4 +1,4 @@
-"""The page of one message: its way as a timeline."""
+"""The page of one message, as a timeline."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,10 @@ from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 
 SEARCHED = 100_000
-"""Messages of the outbox: of more, one cannot be found by its id, as there is no index of ids."""
+"""If the outbox has more messages, a message is not looked up in it: there is no index of ids."""
 
 
 class MessageStatements(SqlFile, file="messages.sql"):
-    """The statements of ``messages.sql``."""
-
     published: str
     outbox_rows: str
     sent: str
@@ -36,14 +34,13 @@ class Happening:
     """One thing that is known of a message.
 
     Attributes:
-        at: when; None: that is not known.
-        what: happened.
-        kind: of its badge: good, warn, bad, or empty.
-        where: a subscriber, or a destination.
-        text: more of it, in parts that are set apart: each may run from the right.
-        link: the path and query of a page that has more; empty if none has.
-        link_text: what the link says.
-        key: the message's, or none.
+        at: the time; None if it is not known.
+        what: what happened.
+        kind: the kind of its badge: good, warn, bad, or empty.
+        where: a subscriber or a destination.
+        text: details, in parts that are set apart, as each may run from right to left.
+        link: path and query of a page with more; empty if there is none.
+        key: the message's key, or None.
     """
 
     at: datetime | None
@@ -57,7 +54,7 @@ class Happening:
 
 
 def message(request: Request) -> Page:
-    """Show all that is known of an id, over all subscribers."""
+    """Show everything that is known of an id, across all subscribers."""
     reader = request.reader
     message_id = storable(request.query.get("id", "").strip())
     sql = MessageStatements.load(reader.schema, reader.prefix)
@@ -155,7 +152,7 @@ def _failed(one: Mapping[str, Any], message_id: str, request: Request) -> Sequen
 
 
 def _attempts(one: Mapping[str, Any], message_id: str, request: Request) -> Sequence[Happening]:
-    """Return the attempts that counted, of a failure or a letter."""
+    """Return the counted attempts of a failure or a letter."""
     name = one["subscriber_id"]
     where = name.removeprefix(f"{RELAY_SUBSCRIBER}:")
     happened = []

@@ -19,30 +19,27 @@ from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 
 LOOKED_AT = 3000
-"""Messages, at most: where there are more, the first ones of each lane, so each destination and its oldest are seen."""
+"""The most messages read. If there are more, each lane's first ones are: no destination, nor its oldest, is missed."""
 
 LANES = 2000
-"""Looked at, at most; a destination has 64."""
+"""The most lanes read; a destination has 64."""
 
 SHOWN_KEYS = 100
 HOURS = 3.0
 
 
 class OutboxPageStatements(SqlFile, file="outbox.sql"):
-    """The statements of ``outbox.sql``."""
-
     held_keys: str
     kept_rows: str
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits.
+    """The messages that wait.
 
     Attributes:
-        destinations: by name.
-        exact: everything was looked at; otherwise there are at least so many.
-        estimate: of all messages, by Postgres's statistics.
+        exact: whether all were counted; otherwise the counts are lower bounds.
+        estimate: how many there are in all, by Postgres's statistics.
     """
 
     destinations: Sequence[DestinationStatus]
@@ -140,7 +137,7 @@ def _backlog(connection: Connection, status: OutboxStatusStatements) -> Backlog:
 
 
 def _shown(request: Request, one: DestinationStatus, relays: Sequence[RelayStatus]) -> DestinationStatus:
-    """Return what waits for a destination, with why it cannot be reached, and the error as it may be shown."""
+    """Return a destination's status with the reason why it cannot be reached, and its error as it may be shown."""
     if one.error:
         one = replace(one, error=error_line(request.settings, one.error, "", one.destination))
     outages = [relay.outages[one.destination] for relay in relays if one.destination in relay.outages]

@@ -20,31 +20,29 @@ from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 
 COUNTED = 1000
-"""Letters and failing messages of a subscriber are counted up to here."""
+"""A subscriber's letters and failing messages are counted up to here."""
 
 CHECKED = 2000
-"""Of so many letters, and so many failing messages, it is looked up whether they were processed since."""
+"""The most letters, and the most failing messages, that are checked for having been processed since."""
 
 SUBSCRIBERS = 500
-"""Shown at most."""
+"""The most that are shown."""
 
 SHOWN_FAILING = 20
 
 OVERVIEW_HOURS = 3.0
 SUBSCRIBER_HOURS = {"1 h": 1.0, "3 h": 3.0, "12 h": 12.0, "24 h": 24.0}
-"""What a chart of a subscriber may show."""
+"""The ranges that a subscriber's chart may show."""
 
 STRETCHES = 60
 
 RATE_SECONDS = 60.0
-"""A rate that is older than this is none."""
+"""An older rate is not shown."""
 
 FAILURES = frozenset({Outcome.FAILED, Outcome.DEAD, Outcome.MISMATCH, Outcome.EXPIRED})
 
 
 class OverviewStatements(SqlFile, file="overview.sql", fragments_of=StatusStatements):
-    """The statements of ``overview.sql``."""
-
     subscribers: str
     troubles: str
     failing: str
@@ -56,15 +54,13 @@ class Line:
     """A subscriber in the overview.
 
     Attributes:
-        subscriber_id: its name.
-        workers: those at work.
-        gone: workers whose last report is late.
-        paused: its pause, or None.
-        per_second: messages processed a second, by the reports of its workers.
-        processed: how many in each stretch of the last hours; so are ``duplicates`` and ``failures``.
-        waited_seconds: how long the oldest message of the last batches had waited when it came; None: not known.
-        retrying: messages that wait for another attempt, up to the limit; None: not known.
-        letters: dead letters that wait, the same.
+        workers: how many are at work.
+        gone: how many workers have not reported in time.
+        per_second: messages processed a second, as its workers report.
+        processed: the count in each stretch of the last hours, as in ``duplicates`` and ``failures``.
+        waited_seconds: how long the oldest message of the last batches had waited when it came; None if not known.
+        retrying: messages that wait for another attempt, counted up to the limit; None if not known.
+        letters: dead letters that wait, likewise.
     """
 
     subscriber_id: str
@@ -170,7 +166,7 @@ def subscriber(request: Request) -> Page:
 
 
 def read_troubles(reader: Reader, subscriber_ids: Sequence[str]) -> Mapping[str, RowMapping]:
-    """Return by subscriber what waits for another attempt or for a person; empty if that was not read."""
+    """Return by subscriber what waits for another attempt or for a person. It is empty if that was not read."""
     asked = {"limit": COUNTED + 1, "checked": CHECKED // max(len(subscriber_ids), 1)}
     sql = OverviewStatements.load(reader.schema, reader.prefix).troubles
     rows = reader.rows("dead letters", sql, {"subscriber_ids": list(subscriber_ids), **asked})
@@ -211,7 +207,7 @@ def _line(
 
 
 def waited_seconds(worker: WorkerStatus) -> float | None:
-    """Return how long the oldest message of a worker's last batch had waited when it came; None: not known."""
+    """Return how long the oldest message of a worker's last batch had waited when it came; None if not known."""
     if worker.oldest_sent_at is None or worker.last_batch_at is None:
         return None
     return max((worker.last_batch_at - worker.oldest_sent_at).total_seconds(), 0.0)
@@ -226,7 +222,7 @@ def _sum_of(counts: Sequence[int | None]) -> int | None:
 
 
 def _in_order(activity: Sequence[ActivitySeries]) -> list[tuple[str, Sequence[int]]]:
-    """Return what a chart draws, outcomes first and in their own order."""
+    """Return what a chart draws: the outcomes, in their own order."""
     order = [*(outcome.value for outcome in Outcome)]
     drawn = [one for one in activity if one.figure in order]
     return [(one.figure, one.counts) for one in sorted(drawn, key=lambda one: order.index(one.figure))]

@@ -1,4 +1,4 @@
-"""Conformance suites: what every implementation of a port has to do, as tests that yours inherits.
+"""Conformance suites: what every implementation of a port must do, as tests that yours inherits.
 
 A suite is a class. Subclass it in a test file under a name that begins with ``Test``, and override its one fixture.
 """

@@ -1,4 +1,4 @@
-"""What every ledger does: the suite of ``txbox.leases.Ledger``."""
+"""What every ledger must do: the suite of ``txbox.leases.Ledger``."""
 
 import threading
 import uuid
@@ -18,13 +18,13 @@ ODD_IDS = ["a", "with blanks and 'quotes' \"%s\"", "größe/ünïcode/☃", "x" 
 
 
 class LedgerStore(Protocol):
-    """A store of leases of one test's own, and what its ledgers cannot do: let time pass."""
+    """A test's own store of leases. It can also do what a ledger cannot: let time pass."""
 
     def ledger(self, subscriber: str = "mailing") -> Ledger:
-        """Make the ledger of a subscriber, another client of the store each time."""
+        """Return a subscriber's ledger, a new client of the store each time."""
 
     def expire(self, message_id: str) -> None:
-        """Let the lease of a message run out."""
+        """Let a message's lease run out."""
 
 
 class LedgerConformance:
@@ -35,12 +35,12 @@ class LedgerConformance:
 
     @pytest.fixture
     def store(self) -> LedgerStore:
-        """Return a store of one test's own."""
+        """Return a test's own store."""
         raise NotImplementedError
 
     @pytest.fixture
     def ledger(self, store: LedgerStore) -> Ledger:
-        """Return one of its ledgers."""
+        """Return one of the store's ledgers."""
         return store.ledger()
 
     def test_the_first_one_has_it_and_the_next_one_has_to_wait(self, ledger: Ledger) -> None:
@@ -263,7 +263,7 @@ class LedgerConformance:
 
 
 def acquired(ledger: Ledger, message_id: str, **options: Any) -> Lease:
-    """Return the lease of a message that is free."""
+    """Acquire a message that is free, and return its lease."""
     acquisition = ledger.acquire(message_id, **options)
     assert acquisition.state is LeaseState.ACQUIRED, acquisition
     assert acquisition.lease is not None
@@ -271,7 +271,7 @@ def acquired(ledger: Ledger, message_id: str, **options: Any) -> Lease:
 
 
 def states(pool: ThreadPoolExecutor, ledgers: list[Ledger], message_id: str) -> list[LeaseState]:
-    """Return what each of these comes to when all of them ask at one moment."""
+    """Return the sorted states that these ledgers get when all of them ask at the same moment."""
     gate = threading.Barrier(len(ledgers))
 
     def ask(ledger: Ledger) -> LeaseState:

@@ -39,10 +39,10 @@ def read_filter(
         ),
     ] = None,
 ) -> LetterFilter:
-    """Return the filter that the options ask for.
+    """Return the filter that the options describe.
 
     Raises:
-        UsageError: one of them cannot be read.
+        UsageError: an option cannot be read.
     """
     begin = None if since is None else read_moment("--since", since)
     end = None if until is None else read_moment("--until", until)
@@ -74,7 +74,7 @@ FilterOptions = Annotated[LetterFilter, ReadBy(read_filter)]
 
 
 def tell_passed_over(engine: Engine, db: DatabaseTarget, which: LetterFilter, *, redriven: bool = False) -> None:
-    """Say of how many letters the filter's JSON path cannot be asked; they would be missed in silence."""
+    """Print how many letters the JSON path cannot be applied to, as they are left out otherwise without a word."""
     count = LetterOperations(engine, schema=db.schema, prefix=db.prefix).passed_over(which, redriven=redriven)
     if count:
         letters = counted(count, "letter")
@@ -83,7 +83,7 @@ def tell_passed_over(engine: Engine, db: DatabaseTarget, which: LetterFilter, *,
 
 @contextmanager
 def refused_as_usage() -> Iterator[None]:
-    """Have what only the database can tell of a filter, such as a JSON path that is none, be a usage error as well."""
+    """Turn errors in a filter that only the database finds, such as an invalid JSON path, into usage errors."""
     try:
         yield
     except InvalidConfiguration as error:

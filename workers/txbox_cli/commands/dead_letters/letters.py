@@ -15,13 +15,13 @@ from txbox_cli.options import DatabaseOptions, JsonOption
 from txbox_cli.output import print_json, print_table, printable
 
 ERROR_CHARACTERS = 100
-"""Of an error in the list; `show` has all of it."""
+"""Characters of an error in the list; `show` prints all of it."""
 
 BODY_BYTES = 64 * 1024
-"""Of a body, `show` prints so much, at most."""
+"""The most bytes of a body that `show` prints."""
 
 PART_BYTES = 8 * 1024 * 1024
-"""Of a body that is written to a file, read at a time. Of one that is compressed, the server unpacks all before it."""
+"""Bytes read at a time for a body's file. Of a compressed body, the server unpacks everything before them each time."""
 
 LINE_ENDS = "\n\t"
 
@@ -59,7 +59,7 @@ def list_letters(
 
 
 def print_letters(letters: Sequence[DeadLetter], *, states: bool = False) -> None:
-    """Print a line for each letter; ``states``: with what became of it."""
+    """Print a line for each letter; with ``states``, also what became of it."""
     more = ("state",) if states else ()
     keys = ("key",) if any(letter.order_key is not None for letter in letters) else ()
     print_table(
@@ -121,7 +121,6 @@ def show(
 
 
 def _write_body(letters: DeadLetters, letter: DeadLetter, path: Path) -> None:
-    """Write the body of a letter to a file, part by part."""
     number, size, written = letter.dead_letter_id or 0, letter.body_size or 0, 0
     try:
         with path.open("wb") as file:
@@ -132,12 +131,12 @@ def _write_body(letters: DeadLetters, letter: DeadLetter, path: Path) -> None:
 
 
 def summary(letter: DeadLetter) -> dict[str, object]:
-    """Return a letter as plain values, without its content."""
+    """Return a letter's fields without body, headers and envelope."""
     return {name: value for name, value in asdict(letter).items() if name not in ("body", "headers", "envelope")}
 
 
 def _state(letter: DeadLetter) -> str:
-    """Say what became of a letter; empty: it waits."""
+    """Return what became of a letter; empty while it waits."""
     if letter.redriven_at is not None:
         holds = "" if letter.order_position is None or letter.discarded_at is not None else ", holds its key"
         redriven = f"redriven {letter.redriven_at:{TIME}}{_by(letter.redriven_by)}{holds}"

@@ -37,10 +37,10 @@ from txbox_cli.output import counted, interruptible_progress, print_json, print_
 from txbox_workers.brokers import letter_sender
 
 SHOWN_LETTERS = 10
-"""Of a dry run."""
+"""Letters that a dry run shows."""
 
 SHOWN_KEYS = 10
-"""That are not free."""
+"""Held keys that are listed."""
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count and show which letters are meant.")]
 ByOption = Annotated[
@@ -57,7 +57,7 @@ def read_choice(
     numbers: Annotated[list[int] | None, typer.Argument(help="The letters' numbers.", show_default=False)] = None,
     every: Annotated[bool, typer.Option("--all", help="All that wait, or all of the filter.")] = False,
 ) -> LetterFilter:
-    """Return the filter, or that of the numbers; one of the two has to be given, or --all."""
+    """Return the filter, or that of the numbers. Raise ``UsageError`` unless one of the two, or --all, is given."""
     given = bool(which.as_dict())
     if numbers and (every or given):
         raise UsageError("say which letters by their numbers, or by a filter or --all, not by both")
@@ -212,9 +212,9 @@ def _show(
     in_order: bool = False,
     as_json: bool,
 ) -> None:
-    """Count and show the letters that are meant.
+    """Count and show the selected letters.
 
-    ``expired``: also those that are too old to judge. ``in_order``: but for those behind others that are not meant.
+    ``expired`` includes letters that are too old to judge. ``in_order`` leaves out those behind letters not selected.
     """
     counts = LetterOperations(engine, schema=db.schema, prefix=db.prefix).counts(which, expired=expired)
     letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix).list(which, limit=SHOWN_LETTERS, body_bytes=0)
@@ -250,7 +250,7 @@ def _carry_out(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Carry an operation out, and report; return the exit status. ``kind``: of one that found no letters."""
+    """Carry out an operation and report it; return the exit status. ``kind`` is that of one that found no letters."""
     latest: dict[int, LetterResult] = {}
     held: list[HeldKey] = []
     interrupted = False
@@ -310,7 +310,7 @@ def _run(
     quiet: bool,
     options: dict[str, Any],
 ) -> tuple[LetterOperation, bool]:
-    """Carry an operation out until it is done, or a signal asks to end; return how it stands, and whether one did."""
+    """Carry out an operation until it is done or a signal arrives. Return it, and whether a signal cut it short."""
     interrupted = False
     left = operation.pending + operation.outcomes.get(LetterOutcome.FAILED, 0)
     with (
@@ -352,7 +352,7 @@ def _why(result: LetterResult) -> str:
 
 
 def _redriven(sent: int, published: int) -> Iterator[str]:
-    """Say what became of letters: sent to their queues, or put where a relay takes them up."""
+    """Yield what became of redriven letters: sent to their queues, or put into the outbox for a relay."""
     if sent or not published:
         yield f"{sent} sent through again"
     if published:
@@ -360,7 +360,7 @@ def _redriven(sent: int, published: int) -> Iterator[str]:
 
 
 def _held(keys: Sequence[HeldKey]) -> Iterator[str]:
-    """Say which keys are not free, and why."""
+    """Yield which keys are not free, and why."""
     for held in keys[:SHOWN_KEYS]:
         if held.stuck:
             why = "waits for a person: repair what made it fail, and redrive it, or discard it"

@@ -1,4 +1,4 @@
-"""``txbox dead-letters import`` and ``redrive-queue``: for SQS's own dead-letter queues."""
+"""``txbox dead-letters import`` and ``redrive-queue``, for SQS's own dead-letter queues."""
 
 import queue
 import signal
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from txbox_aws.sqs import DeadLetterQueue, ImportedLetters, MessageMove
 
 POLL_SECONDS = 2.0
-"""Between two looks at how far SQS is with a move."""
+"""Between two queries of how far SQS is with a move."""
 
 QueueArgument = Annotated[
     str,
@@ -147,7 +147,7 @@ def _watch(
     progress: "Progress",
     asked: "queue.SimpleQueue[signal.Signals | None]",
 ) -> "MessageMove":
-    """Show how far SQS is until it is done."""
+    """Show how far SQS is until the move ends."""
     cancelled = False
     task = progress.add_task("messages", total=None)
     while True:

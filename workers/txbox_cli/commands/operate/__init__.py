@@ -1,1 +1,1 @@
-"""Commands for those who operate what others have built."""
+"""Commands for operators."""

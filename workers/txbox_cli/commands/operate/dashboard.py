@@ -1,4 +1,4 @@
-"""``txbox dashboard``: serve the pages that show a database."""
+"""``txbox dashboard``: serve pages that show a database."""
 
 import ipaddress
 import secrets
@@ -17,7 +17,7 @@ PORT = 8790
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 CONNECTIONS = 8
-"""Pages that are read at the same time, at most; others wait for their turn."""
+"""The most pages read at the same time; others wait for their turn."""
 
 
 def dashboard(
@@ -65,7 +65,7 @@ def dashboard(
 
     To have it in a service of yours: app.mount("/txbox", dashboard(engine)), from txbox_dashboard.
     """
-    # The extra that brings them is named where they are missing.
+    # Where these are missing, the error names the extra that brings them.
     from txbox_cli.http_server import serve
     from txbox_cli.settings import Settings
     from txbox_dashboard import dashboard as make_dashboard
@@ -126,7 +126,7 @@ def _listening(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen()  # before the address is printed: who reads it may connect
+            listener.listen()  # before the address is printed: whoever reads it may connect
         except OSError:
             listener.close()
             raise

@@ -1,4 +1,4 @@
-"""``txbox exporter``: what the database knows, and what waits in queues, for Prometheus."""
+"""``txbox exporter``: serve to Prometheus what the database knows and what waits in queues."""
 
 import queue
 import signal
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 QUEUES_SECONDS = 2.0
-"""Of the limit, for the queues, which are all asked at the same time."""
+"""The queues' part of the limit. They are all asked at the same time."""
 
 
 def exporter(
@@ -88,7 +88,7 @@ def exporting(
     limit_seconds: float,
     queues: Sequence[str] = (),
 ) -> Iterator[int]:
-    """Answer while entered; yields the port."""
+    """Serve metrics and probes while entered. Yield the port."""
     with needs("prometheus"):
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 

@@ -31,11 +31,11 @@ HEALTH_HOST = "127.0.0.1"
 
 
 Watched: TypeAlias = "Service | AsyncWorker"
-"""What can be asked how it is."""
+"""A service that can be asked how it is."""
 
 
 class Health:
-    """What is known of a service: a hook of it, called from its threads."""
+    """A service's health, kept by a hook that the service's threads call."""
 
     def __init__(self, service: Watched) -> None:
         self._service = service
@@ -43,7 +43,6 @@ class Health:
         self._lost: dict[str, bool] = {}
 
     def __call__(self, event: Event) -> None:
-        """Note an outage, or its end."""
         from txbox.outbox.outbox import RELAY_SUBSCRIBER
 
         match event:
@@ -51,30 +50,30 @@ class Health:
                 self._lost["the database cannot be used"] = True
             case DatabaseRestored():
                 self._lost["the database cannot be used"] = False
-            # A relay sends to its other destinations meanwhile, and cannot know when one works that it sends nothing.
+            # A relay still sends elsewhere, and cannot tell when a destination works again that it sends nothing to.
             case BrokerLost() if event.subscriber_id != RELAY_SUBSCRIBER:
                 self._lost["the broker cannot be reached"] = True
             case BrokerRestored():
                 self._lost["the broker cannot be reached"] = False
 
     def started(self) -> None:
-        """Note that the start has ended."""
+        """Record that the service has started."""
         self._started = True
 
     def live(self) -> tuple[int, str, bytes]:
-        """Answer 200 while the service starts and while all its threads live."""
+        """Return 200 while the service starts and while all its threads run."""
         return _probe("live", self.why_not_live())
 
     def ready(self) -> tuple[int, str, bytes]:
-        """Answer 200 while the service works, and can use what it needs; else 503 with the reason."""
+        """Return 200 while the service works and can use what it needs, otherwise 503 with the reason."""
         return _probe("ready", self.why_not_ready())
 
     def why_not_live(self) -> str | None:
-        """Say why it cannot help itself; None while it can."""
+        """Return why the service cannot recover by itself, or None."""
         return None if not self._started or self._service.running else "a thread has ended"
 
     def why_not_ready(self) -> str | None:
-        """Say why it does not work, or cannot use what it needs; None while all is well."""
+        """Return why the service does not work or cannot use what it needs, or None."""
         if self._service.stopping:
             return "it is stopping"
         if not self._started:
@@ -90,10 +89,10 @@ def _probe(word: str, why_not: str | None) -> tuple[int, str, bytes]:
 
 @contextmanager
 def health_of(service: Watched, host: str, port: int | None) -> Iterator[Callable[[], None]]:
-    """Answer for a service while entered, unless ``port`` is None; yields what is to be called once it has started.
+    """Serve a service's probes while entered, unless ``port`` is None. Yield what to call once the service has started.
 
     Raises:
-        CommandFailed: the port is in use, or the host is not of this machine.
+        CommandFailed: the port is in use, or the host is not this machine's.
     """
     health = Health(service)
     if port is None:
@@ -111,7 +110,7 @@ def health_of(service: Watched, host: str, port: int | None) -> Iterator[Callabl
 def probes_of(
     why_not_live: Callable[[], str | None], why_not_ready: Callable[[], str | None], host: str, port: int | None
 ) -> Iterator[None]:
-    """Answer for several processes while entered, unless ``port`` is None; raises as ``health_of``."""
+    """Serve the probes of several processes while entered, unless ``port`` is None. Raises as ``health_of``."""
     if port is None:
         yield
         return
@@ -129,7 +128,7 @@ def _answering(host: str, port: int, answers: Mapping[str, Answer]) -> Iterator[
 
 
 def _metrics_of(service: Watched) -> Answer | None:
-    """Return what answers with the metrics of this process; None if prometheus_client is not installed."""
+    """Return the function that answers with this process's metrics, or None if prometheus_client is not installed."""
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
@@ -139,5 +138,5 @@ def _metrics_of(service: Watched) -> Answer | None:
     try:
         service.add_hook(PrometheusHook())
     except ValueError:
-        """The module that made the service has a PrometheusHook of its own there, which counts already."""
+        """The module that made the service has registered a PrometheusHook, which counts already."""
     return lambda: (200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY))

@@ -155,7 +155,7 @@ def _print_plan(maintainer: Maintainer, *, as_json: bool) -> None:
 
 
 def _retention(inbox: list[str] | None, **others: str | None) -> Retention:
-    """Read the windows: each from its option, or else from its variable, and errors name the one it is from."""
+    """Read each window from its option, or else from its variable. An error names the one that it came from."""
     from txbox_cli.settings import Settings
 
     settings = Settings()

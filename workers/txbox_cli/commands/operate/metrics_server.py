@@ -1,4 +1,4 @@
-"""Answers GET requests of monitoring in the background: short texts, made when they are asked for."""
+"""Answers GET requests of monitoring in the background, with short texts made on demand."""
 
 import socket
 import socketserver
@@ -11,27 +11,27 @@ from typing import Any
 from txbox_cli.errors import CommandFailed
 
 REQUEST_SECONDS = 2.0
-"""How long a client may be silent while it asks, or while it is answered."""
+"""How long a client may be silent while it sends its request or reads the answer."""
 
 CONNECTIONS = 16
-"""At a time, each with a thread. One more takes the place of the one that has been asking for longest: clients that
-send nothing keep no probe waiting.
+"""Connections at a time, each with a thread. One more takes the place of the one that has been sending its request for
+longest: clients that send nothing keep no probe waiting.
 """
 
 WAIT_SECONDS = 1.0
-"""How long it waits for that place, or while all are being answered; then it is closed."""
+"""How long a new connection waits for a place; then it is closed."""
 
 Answer = Callable[[], tuple[int, str, bytes]]
-"""Returns the status, the type and the body of an answer."""
+"""Returns an answer's status, content type and body."""
 
 
 def line(status: int, text: str) -> tuple[int, str, bytes]:
-    """Return an answer of one line."""
+    """Return an answer of one line of plain text."""
     return status, "text/plain; charset=utf-8", f"{text}\n".encode()
 
 
 class _Asking:
-    """Connections whose request has not been read, in the order in which they came."""
+    """Connections whose request has not been read, the oldest first."""
 
     def __init__(self) -> None:
         self._connections: dict[socket.socket, None] = {}
@@ -46,7 +46,7 @@ class _Asking:
             self._connections.pop(connection, None)
 
     def end_oldest(self) -> None:
-        """Have the thread of the oldest read the end of its connection."""
+        """Shut down the oldest connection, so that its thread reads the end of it."""
         with self._lock, suppress(OSError):
             if self._connections:
                 next(iter(self._connections)).shutdown(socket.SHUT_RDWR)
@@ -54,10 +54,10 @@ class _Asking:
 
 @contextmanager
 def answering(host: str, port: int, answers: Mapping[str, Answer], *, option: str = "--port") -> Iterator[int]:
-    """Answer while entered; yields the port, which is a free one if 0 was asked for. ``option`` names it in errors.
+    """Answer while entered. Yield the port, a free one if 0 was given. ``option`` names the port in errors.
 
     Raises:
-        CommandFailed: the port is in use, or the host is not of this machine.
+        CommandFailed: the port is in use, or the host is not this machine's.
     """
 
     free = BoundedSemaphore(CONNECTIONS)
@@ -82,10 +82,10 @@ def answering(host: str, port: int, answers: Mapping[str, Answer], *, option: st
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
-        request_queue_size = 128  # of 5, as it is otherwise, a sixth at the same moment waits for a second
+        request_queue_size = 128  # the default is 5: a sixth connection at the same moment waits for a second
 
         def server_bind(self) -> None:
-            # HTTPServer looks up the name of the host as well, which may take seconds where names cannot be resolved.
+            # HTTPServer also looks up the host's name, which may take seconds where names cannot be resolved.
             socketserver.TCPServer.server_bind(self)
             self.server_name, self.server_port = host, self.server_address[1]
 
@@ -111,7 +111,7 @@ def answering(host: str, port: int, answers: Mapping[str, Answer], *, option: st
                 free.release()
 
         def handle_error(self, *_: object) -> None:
-            """A client that has gone is no trouble of ours."""
+            """Ignore a client that has gone."""
 
     try:
         server = Server((host, port), Handler)

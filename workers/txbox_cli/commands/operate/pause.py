@@ -1,4 +1,4 @@
-"""``txbox pause`` and ``txbox resume``: have workers, or relays, leave something alone for a while."""
+"""``txbox pause`` and ``txbox resume``: make workers or relays leave something alone for a while."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,10 +93,10 @@ def _read(engine: "Engine", db: DatabaseTarget) -> "tuple[Pause, ...]":
 
 
 def _kind(engine: "Engine", db: DatabaseTarget, name: str, is_subscriber: bool | None, *, force: bool) -> "Kind":
-    """Return what has this name.
+    """Return whether this name is a subscriber's or a destination's.
 
     Raises:
-        UsageError: both have it, or neither has.
+        UsageError: it is both, or neither.
     """
     from txbox.operations.pauses import find_named, read_pauses
 
@@ -104,7 +104,7 @@ def _kind(engine: "Engine", db: DatabaseTarget, name: str, is_subscriber: bool |
     if asked is not None and force:
         return asked
     with engine.connect() as connection:
-        read_pauses(connection, schema=db.schema, prefix=db.prefix)  # or the schema is missing
+        read_pauses(connection, schema=db.schema, prefix=db.prefix)  # raises if the schema is missing
         found = find_named(connection, name, schema=db.schema, prefix=db.prefix)
     if asked is not None and asked in found:
         return asked

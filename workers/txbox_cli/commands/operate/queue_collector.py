@@ -1,7 +1,7 @@
 """How much waits in queues, as Prometheus metrics. Needs ``pip install 'txbox[prometheus]'``, and ``aws`` for SQS.
 
-SQS answers for the messages that it holds, about. It does not say how old the oldest one is: that is a metric of
-CloudWatch, which costs, and is minutes late. What workers receive has an age, and they report it.
+SQS says about how many messages it holds. It does not say how old the oldest one is: that is a metric of CloudWatch,
+which costs money and is minutes late. Workers report the age of what they receive.
 """
 
 import logging
@@ -24,19 +24,19 @@ GAUGES = {
     "queue_messages": ("Messages of a queue, about: waiting, delivered, delayed", ("source", "state")),
     "queue_up": ("Whether the queue has said how much it holds", ("source",)),
 }
-"""Every gauge: what it says, and its labels."""
+"""Each gauge's description and labels."""
 
 
 class QueueCollector(Collector):
-    """Asks each queue when it is scraped, at most once an interval, and all of them at the same time."""
+    """Asks all queues at the same time when it is scraped, at most once an interval."""
 
     def __init__(self, queue_urls: Sequence[str], *, interval_seconds: float, limit_seconds: float) -> None:
-        """Name the queues; nothing is asked before the first scrape.
+        """Remember the queues. None is asked before the first scrape.
 
         Args:
             queue_urls: each queue's URL or other name, once.
-            interval_seconds: what was answered is used for so long.
-            limit_seconds: of a read in all; a queue that has not answered by then is left out.
+            interval_seconds: how long an answer is reused.
+            limit_seconds: how long a whole read may take. A queue that has not answered by then is left out.
         """
         self._queue_urls = queue_urls
         self._interval_seconds = interval_seconds
@@ -49,11 +49,11 @@ class QueueCollector(Collector):
         self._queues: dict[str, Queue] = {}
 
     def describe(self) -> Iterable[Metric]:
-        """Return the metrics without figures; no queue is asked."""
+        """Return the metrics without values. No queue is asked."""
         return _families((), {})
 
     def collect(self) -> Iterable[Metric]:
-        """Return what the last read has found, or read again."""
+        """Return the metrics of the last read, or read again if the interval has passed."""
         with self._reading:
             if self._backlogs is None or time.monotonic() - self._read_at >= self._interval_seconds:
                 self._backlogs = self._read()
@@ -62,10 +62,10 @@ class QueueCollector(Collector):
 
     def _read(self) -> dict[str, Backlog]:
         for url in self._queue_urls:
-            if url not in self._pending:  # one that has not answered the last time is not asked twice
+            if url not in self._pending:  # one that has not answered yet is not asked twice
                 answer: Future[Backlog] = Future()
                 self._pending[url] = answer
-                # Not of a pool: Python waits at its end for what those do.
+                # Not from a pool: at exit, Python waits for a pool's threads.
                 threading.Thread(target=self._ask, args=(url, answer), name="txbox-queue", daemon=True).start()
         done = wait(self._pending.values(), self._limit_seconds).done
         found = {}
@@ -90,7 +90,7 @@ class QueueCollector(Collector):
             answer.set_exception(error)
 
     def _note(self, url: str, why: str) -> None:
-        """Log why a queue is left out, once while that does not change."""
+        """Log why a queue is left out, unless that was logged last time."""
         if self._failed.get(url) != why:
             self._failed[url] = why
             _log.warning("what waits in %s is not known: %s", url, why)

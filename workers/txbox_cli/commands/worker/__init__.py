@@ -1,1 +1,1 @@
-"""``txbox worker``: run a worker of yours, in one process or in several; ``txbox schema``: what its messages are."""
+"""``txbox worker``: run a worker in one process or in several. ``txbox schema``: print the schema of its messages."""

@@ -132,9 +132,9 @@ def _run_processes(
 
 
 def _command_of(arguments: Sequence[str]) -> Callable[[int], list[str]]:
-    """Return what starts this very command as a process of a supervisor."""
+    """Return the command line that runs this very command as a supervisor's process, given a descriptor."""
     at = arguments.index("worker") + 1
-    # -P: as for the script `txbox`, modules of the current directory do not come before those of Python.
+    # -P: as with the script `txbox`, modules in the current directory do not shadow Python's own.
     program = [sys.executable, "-P", "-m", "txbox_cli", *arguments[:at]]
     return lambda descriptor: [*program, "--supervisor", str(descriptor), *arguments[at:]]
 
@@ -158,7 +158,7 @@ def load(target: str) -> AnyWorker:
 
     Raises:
         UsageError: there is no such module or name, or it is not a worker.
-        CommandFailed: the module is there, and its own code raised.
+        CommandFailed: the module exists, and its own code raised.
     """
     found = importer.load(target, lambda value: isinstance(value, AnyWorker), such_as="billing:worker")
     if not isinstance(found.value, AnyWorker):
@@ -167,7 +167,7 @@ def load(target: str) -> AnyWorker:
 
 
 def _instead(found: importer.Imported) -> str:
-    """Say what to do instead: run a worker that is there, or make one of what looks like a handler."""
+    """Return what to do instead: run a worker that is there, or make one of what looks like a handler."""
     module_name = found.module.__name__
     if found.fitting:
         return "run " + " or ".join(f"`txbox worker {module_name}:{worker}`" for worker in found.fitting)

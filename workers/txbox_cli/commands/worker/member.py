@@ -1,4 +1,4 @@
-"""One process of several: it reports to its supervisor, and does not outlive it."""
+"""A member process of a worker: it reports to its supervisor, and does not outlive it."""
 
 import json
 import os
@@ -17,40 +17,38 @@ from txbox_workers.worker import Worker
 
 REPORT_SECONDS = 0.5
 SEND_SECONDS = 5.0
-"""How long a supervisor that does not read is waited for."""
+"""How long to wait for a supervisor that does not read."""
 
 EXIT_SECONDS = 5.0
-"""How long a process may take to start its drain, and to end after it."""
+"""How long a process may take to start its drain, and to exit after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """How a worker's process fares; a line of JSON."""
+    """The state of a member process, sent as a line of JSON."""
 
     works: str = ""  # what it works on, once it does
-    not_live: str | None = None  # why
+    not_live: str | None = None  # the reason
     not_ready: str | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)  # of outcomes
-    drained: bool | None = None  # known at its end
+    counts: Mapping[str, int] = field(default_factory=dict)  # by outcome
+    drained: bool | None = None  # set at the end
 
     def line(self) -> bytes:
-        """Return it as it is sent."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> Self:
-        """Read a line."""
         return cls(**json.loads(line))
 
 
 class Member:
-    """The supervisor as one of its processes sees it: a socket, which ends when the supervisor ends, however it does.
+    """A member's link to its supervisor: a socket, which closes however the supervisor ends.
 
-    Without a supervisor the process gets a SIGTERM of its own: it drains, or, if it drains already, it ends at once.
+    Once it is closed, the process sends itself a SIGTERM: it drains, or ends at once if it drains already.
     """
 
     def __init__(self, descriptor: int, stop_seconds: float) -> None:
-        """Take the socket that was inherited, and how long a drain may take; watch it from now on."""
+        """Take over the inherited socket and watch it. ``stop_seconds`` is how long a drain may take."""
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self._socket.settimeout(SEND_SECONDS)
@@ -63,7 +61,7 @@ class Member:
         threading.Thread(target=self._watch, name="txbox-member", daemon=True).start()
 
     def takes(self, worker: Worker | AsyncWorker) -> None:
-        """Take the worker that is to be reported of."""
+        """Report on this worker from now on."""
         self._health = Health(worker)
         worker.add_hook(self._health)
         self._worker = worker
@@ -76,7 +74,7 @@ class Member:
         self._report()
 
     def ended(self, drained: bool) -> None:
-        """Report how it ended: the last report."""
+        """Send the last report."""
         self._report(drained)
 
     def _report(self, drained: bool | None = None) -> None:
@@ -89,14 +87,14 @@ class Member:
             self._ended = drained is not None
             try:
                 self._socket.sendall(report.line())
-            except OSError:  # the supervisor has ended, or is frozen; half a line may have been sent
+            except OSError:  # the supervisor has ended or is frozen; half a line may have been sent
                 self._ended = self._unheard = True
 
     def _watch(self) -> None:
         while not (self._unheard or select.select([self._socket], [], [], REPORT_SECONDS)[0]):
             if self._works:
                 self._report()
-        # What reads our output has ended as well; a handler that prints is not to fail by that.
+        # The reader of our output has ended as well, and a handler that prints must not fail because of it.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(nowhere, stream)

@@ -40,7 +40,7 @@ def _message_type(found: importer.Imported) -> MessageType:
     value = found.value
     reads: Any = (
         value if isinstance(value, Worker | AsyncWorker) else getattr(value, "__self__", None)
-    )  # Lambda's is a method
+    )  # a function of Lambda is a bound method
     if hasattr(reads, "message_type"):
         if isinstance(reads.message_type, MessageType):
             return reads.message_type

@@ -1,4 +1,4 @@
-"""A worker without a line of Python: a queue, a subscriber, and an effect in SQL."""
+"""A worker without Python code: a queue, a subscriber and an effect in SQL."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -21,13 +21,13 @@ NEEDED = ("queue", "subscriber", "apply", "fields")
 
 @dataclass(frozen=True, slots=True)
 class SqlWorker:
-    """What the options say of a worker; nothing of it is checked before it is made."""
+    """The options of a worker. Nothing is checked before the worker is made."""
 
-    given: Mapping[str, Any]  # by name, as far as they were given
+    given: Mapping[str, Any]  # by name, only those that were given
 
     @contextmanager
     def made(self) -> Iterator[Worker]:
-        """Make the worker, with an engine for its threads.
+        """Make the worker, with an engine sized for its threads.
 
         Raises:
             UsageError: options are missing, or cannot work.
@@ -57,12 +57,11 @@ class SqlWorker:
 
 
 def worker_option(name: str, default: str | None = None, *, needs: str = "--queue") -> Any:
-    """Return an option of a worker for typer, with the range, the text and the default of its field.
+    """Return a worker's option for typer, with the range, text and default of the field of ``ValidOptions``.
 
     Args:
-        name: of the field of ``ValidOptions``.
-        default: in place of the field's, in words.
-        needs: the option without which this one says nothing.
+        default: shown in place of the field's default, in words.
+        needs: the option without which this one has no effect.
     """
     (field,) = (field for field in dataclasses.fields(ValidOptions) if field.name == name)
     by_default = default or f"{field.default:g} by default"
@@ -107,7 +106,6 @@ def sql_worker(
     ] = None,
     max_attempts: Annotated[int | None, worker_option("max_attempts")] = None,
 ) -> SqlWorker:
-    """Return the worker that the options describe."""
     options = {
         "queue": queue,
         "subscriber": subscriber,

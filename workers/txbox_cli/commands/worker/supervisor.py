@@ -1,4 +1,4 @@
-"""The supervisor: keeps N processes of one worker at work, and ends them all.
+"""The supervisor: keeps N processes of one worker running, and ends them all.
 
 ::
 
@@ -6,10 +6,10 @@
                ──spawns──▶ process 2 … N, once process 1 is at work
         │  one ends by itself      ─▶ another one takes its place; MOST_DEATHS early ones in a row: all are stopped
         │  SIGTERM, SIGINT, SIGHUP ─▶ SIGTERM to each; a second signal ends the supervisor
-        └─ however the supervisor ends, its sockets end: each process gets a SIGTERM of its own (``member``)
+        └─ however the supervisor ends, its sockets close: each process sends itself a SIGTERM (``member``)
 
-Processes are spawned, not forked: each imports the module itself, and shares no connection with another one. They are
-in process groups of their own, so that Ctrl-C in a terminal reaches the supervisor only.
+Processes are spawned, not forked: each imports the module itself, and shares no connection with another. Each is in a
+process group of its own, so Ctrl-C in a terminal reaches the supervisor only.
 """
 
 import logging
@@ -33,16 +33,16 @@ from txbox_cli.errors import CommandFailed
 
 LOOK_SECONDS = 0.1
 EARLY_SECONDS = 10.0
-"""A process that ends before it is at work, or sooner after that, has died early."""
+"""A process has died early if it ends before it is at work, or sooner than this afterwards."""
 
 MOST_DEATHS = 5
-"""Early ones in a row, of one process and those that took its place."""
+"""Early deaths in a row, of one process and those that replace it, after which the supervisor gives up."""
 
 PAUSE_SECONDS = 0.5
-"""Before a second early one is replaced; doubled for each further one. The first is replaced at once."""
+"""Pause before the second early death in a row is replaced; doubled for each further one. The first has no pause."""
 
 SILENT_SECONDS = 10.0
-"""Without a report, a process is taken for frozen."""
+"""A process counts as frozen when it has not reported for this long."""
 
 MOST_LINE_BYTES = 65_536
 """A longer line of output is passed on in pieces."""
@@ -57,10 +57,10 @@ class StartFailed(Exception):
 
 
 class Process:
-    """A process of the worker, which reports through a socket; its output is passed on line by line."""
+    """A process of the worker. It reports through a socket, and its output is passed on line by line."""
 
     def __init__(self, command: Callable[[int], Sequence[str]], output: threading.Lock) -> None:
-        """Start it; ``command`` gets the descriptor of its end of the socket."""
+        """Start the process. ``command`` returns the command line for the descriptor of its end of the socket."""
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -86,17 +86,17 @@ class Process:
 
     @property
     def silent(self) -> bool:
-        """Whether it should have reported, and has not."""
+        """Whether a report is overdue."""
         return time.monotonic() - self._heard_at > SILENT_SECONDS
 
     @property
     def early(self) -> bool:
-        """Whether it has not been at work for long."""
-        return time.monotonic() - self._works_since < EARLY_SECONDS  # of one that never was at work, -inf
+        """Whether it was not at work, or not for long."""
+        return time.monotonic() - self._works_since < EARLY_SECONDS  # -inf for one that never was at work
 
     def has_ended(self) -> bool:
-        """Read what it has reported; return whether it has ended."""
-        ended = self._process.poll() is not None  # before the last report is read
+        """Read its reports. Return whether it has ended."""
+        ended = self._process.poll() is not None  # checked before the last report is read
         with suppress(OSError):
             while data := self._socket.recv(MOST_LINE_BYTES):
                 *lines, self._unread = (self._unread + data).split(b"\n")
@@ -106,13 +106,13 @@ class Process:
         return ended
 
     def ending(self) -> str:
-        """Say how it ended."""
+        """Return how it ended, in words."""
         status = self.status
         return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 
     @property
     def status(self) -> int:
-        """Its exit status, negative for a signal."""
+        """Its exit status, negative for a signal. Waits until it ends."""
         return self._process.wait()
 
     def signal(self, number: "signal.Signals") -> None:
@@ -120,18 +120,18 @@ class Process:
         self._process.send_signal(number)
 
     def close(self) -> None:
-        """Kill it if it lives; let its last lines out."""
+        """Kill it if it still runs, and pass on the rest of its output."""
         self._process.kill()
         self._process.wait()
         for pump in self._pumps:
-            pump.join(1.0)  # a process that it started may hold the pipe
+            pump.join(1.0)  # a child of its own may hold the pipe
         self.has_ended()
         self._socket.close()
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where a process is, or is to be."""
+    """A slot for a process and those that replace it."""
 
     process: Process | None = None
     deaths: int = 0  # early ones in a row
@@ -139,22 +139,22 @@ class _Place:
 
 
 class Supervisor:
-    """Keeps processes of one worker at work until it is told to stop."""
+    """Keeps processes of one worker running until it is told to stop."""
 
     def __init__(self, command: Callable[[int], Sequence[str]], processes: int, stop_seconds: float) -> None:
-        """Take what starts a process that has this descriptor of a socket, how many, and how long they may drain."""
+        """``command`` returns the command line for a socket's descriptor. ``stop_seconds`` limits a drain."""
         self._command, self._stop_seconds = command, stop_seconds
         self._places = [_Place() for _ in range(processes)]
         self._output = threading.Lock()
-        self._proven = False  # one has been at work
-        self._begun = False  # all have been
+        self._proven = False  # one process has been at work
+        self._begun = False  # all have been at work
         self._stopping = False
         self._gave_up = ""
         self._drained = True
         self.counts: Counter[str] = Counter()
 
     def run(self, begun: Callable[[str], object]) -> bool:
-        """Work until SIGTERM or SIGINT, then have all processes drain; return whether all did.
+        """Run until SIGTERM or SIGINT, then drain all processes. Return whether all have drained.
 
         Args:
             begun: called once all processes are at work, with what they work on.
@@ -184,7 +184,7 @@ class Supervisor:
         return self._drained
 
     def why_not_live(self) -> str | None:
-        """Say which process does not work, and cannot help itself."""
+        """Return which process does not work and cannot recover by itself, or None."""
         for process in self._processes():
             if process.silent:
                 return f"process {process.pid} has not reported for {SILENT_SECONDS:g} s"
@@ -193,7 +193,7 @@ class Supervisor:
         return None
 
     def why_not_ready(self) -> str | None:
-        """Say why not all processes are at work, and can use what they need."""
+        """Return why not all processes are at work and can use what they need, or None."""
         if self._stopping:
             return "it is stopping"
         processes = self._processes()
@@ -212,7 +212,7 @@ class Supervisor:
         return works[0] if len(works) == len(self._places) and all(works) else ""
 
     def _tend(self) -> None:
-        """See who has ended; start those that are missing, and the first one alone."""
+        """Replace processes that have ended, and start those that are missing; the first one starts alone."""
         for place in self._places:
             if place.process is not None and place.process.has_ended():
                 self._bury(place, place.process)
@@ -252,16 +252,16 @@ class Supervisor:
         for process in self._processes():
             process.close()
             self.counts.update(process.report.counts)
-            # One that was still importing knows of no drain, and has begun nothing.
+            # A process that was still importing cannot drain, and has begun nothing.
             untouched = not process.report.works and process.status == -signal.SIGTERM
             self._drained = self._drained and (bool(process.report.drained) or untouched)
 
 
 def _pump(source: IO[bytes], sink: TextIO, output: threading.Lock) -> None:
-    """Pass on whole lines, of which no two are mixed."""
+    """Pass on whole lines: those of two processes never mix."""
     with source:
         while line := source.readline(MOST_LINE_BYTES):
-            # Where the reader of our output has ended, a process is still to be read, or it would wait for ever.
+            # If the reader of our output has ended, the process must still be read: otherwise it blocks for ever.
             with output, suppress(OSError, ValueError):
                 sink.buffer.write(line if line.endswith(b"\n") else line + b"\n")
                 sink.buffer.flush()
