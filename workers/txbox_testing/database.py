@@ -1,4 +1,4 @@
-"""The database of a trial, seen over a connection of its own: what it holds, and how it comes back to what it held."""
+"""The database of a trial, seen over a connection of its own: reads its tables, restores them and ends its sessions."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
 
 COMPARED = frozenset({"outbox_message", "dead_letter", "aggregate_watermark"})
-"""The tables of txbox in which an effect may be; the others hold how often something was tried, and where."""
+"""The tables of txbox that may hold effects. The others hold how often something was tried, and where."""
 
 FOLLOWS = {"lane": "message_id"}
-"""A column of theirs that may differ where another does: of 64 lanes, two random ids have the same one now and then."""
+"""A column of theirs that may differ if another one does: of 64 lanes, two random ids now and then have the same."""
 
 END_SECONDS = 5.0
 CHECK_SECONDS = 0.005
-"""How long sessions may take to end, and how often is looked."""
+"""How long sessions may take to end, and the pause between checks."""
 
 DELETE = sql.SQL("DELETE FROM ONLY {}")
 READ = sql.SQL("SELECT to_jsonb(t) FROM ONLY {} AS t")
@@ -33,8 +33,6 @@ COPY_IN = sql.SQL("COPY {} FROM STDIN")
 
 
 class TrialStatements(SqlFile, file="database.sql"):
-    """The statements of ``database.sql``."""
-
     list_tables: str
     list_columns: str
     end_sessions: str
@@ -45,14 +43,12 @@ class TrialDatabase:
     """Reads the tables of a database, restores them, and ends its sessions.
 
     Args:
-        engine: of the tests; only its URL is used.
-        schema: of txbox's tables; None: the search path.
-        prefix: of their names.
+        engine: the tests' engine. Only its URL is used.
+        schema: the schema of txbox's tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
 
     Attributes:
-        schema: as given.
-        prefix: as given.
-        driver: its connection, once it is entered; each statement commits.
+        driver: the connection, once it is entered. Each statement commits.
     """
 
     def __init__(self, engine: "Engine | AsyncEngine", schema: str | None, prefix: str) -> None:
@@ -74,15 +70,15 @@ class TrialDatabase:
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """The server's address and TCP port; None: it is reached by a Unix socket."""
+        """The server's address and TCP port, or None if it is reached by a Unix socket."""
         info = self.driver.info
         return (info.hostaddr, info.port) if info.hostaddr else None
 
     def restore(self) -> None:
-        """Bring every table back to the rows that it had when this was entered.
+        """Restore the rows that every table had when this was entered.
 
         Raises:
-            InvalidConfiguration: this user may not switch triggers and foreign keys off for that.
+            InvalidConfiguration: this user may not disable triggers and foreign keys for that.
         """
         try:
             with self.driver.transaction(), self.driver.cursor() as cursor:
@@ -99,10 +95,10 @@ class TrialDatabase:
             ) from error
 
     def read(self) -> State:
-        """Return what the tables hold, but for those in which txbox counts its tries."""
+        """Return the rows of all tables except those in which txbox counts its attempts."""
         state: dict[str, list[Row]] = {}
         for schema, table, beside_inbox in self._listed():
-            # What a bulk load has staged, and left, is swept later.
+            # What a bulk load has staged and left behind is swept later.
             ours = table in self._ours or table.startswith(f"{self.prefix}bulk_load_")
             if not (beside_inbox and ours):
                 rows = self.driver.execute(READ.format(sql.Identifier(schema, table)))
@@ -113,13 +109,13 @@ class TrialDatabase:
         """Return the columns of each table that are not compared.
 
         Args:
-            one: what an undisturbed delivery led to.
-            other: what another one led to. A column that differs between them is left out if it varies by its nature,
-                as times and serial numbers do, or is one of txbox's own tables.
+            one: the state after an undisturbed delivery.
+            other: the state after another one. A column that differs between the two is left out if it varies by
+                nature, as times and serial numbers do, or belongs to one of txbox's own tables.
             ignore: columns that are left out anyway, as ``table.column``.
 
         Raises:
-            InvalidConfiguration: one of them does not exist.
+            InvalidConfiguration: a column in ``ignore`` does not exist.
         """
         listed = self.driver.execute(self._statements.list_columns).fetchall()
         if unknown := set(ignore) - {f"{_shown(schema, table)}.{column}" for schema, table, column, _ in listed}:
@@ -147,7 +143,6 @@ class TrialDatabase:
             time.sleep(CHECK_SECONDS)
 
     def _tables(self) -> list[tuple[str, str]]:
-        """Return the schema and the name of each."""
         return [(schema, name) for schema, name, _ in self._listed()]
 
     def _listed(self) -> list[tuple[str, str, bool]]:
@@ -164,6 +159,6 @@ def _shown(schema: str, table: str) -> str:
 
 
 def where_txbox_is(options: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the schema and the prefix of txbox's tables, by the options of a worker."""
+    """Return the schema and the prefix of txbox's tables, from a worker's options."""
     known = options.get("inbox") or options.get("ledger")
     return getattr(known, "schema", None), getattr(known, "prefix", "")

@@ -1,4 +1,4 @@
-"""Deliver messages to a handler through a real worker, with a fault or without one."""
+"""Deliver messages to a handler through a real worker, with or without a fault."""
 
 import contextlib
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
 
 MAX_ATTEMPTS = 1
-"""Without a fault: a handler that fails has its message parked at once, and its error is there to be looked at."""
+"""Without a fault, a message whose handler fails is parked at once, and its error can be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class Delivered:
     """What became of the deliveries of some messages.
 
     Attributes:
-        settled: the event of each delivery, in the order in which they were settled.
+        settled: each delivery's event, in the order in which they were settled.
     """
 
     settled: tuple[Settled, ...]
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcomes of all deliveries, in this order."""
+        """The outcomes of all deliveries, in the order in which they were settled."""
         return [each.outcome for each in self.settled]
 
     @property
@@ -42,7 +42,7 @@ class Delivered:
 
     @property
     def error(self) -> BaseException | None:
-        """The last error that a handler raised, or that kept a message from it; None if there was none."""
+        """The last error that a handler raised or that kept a message from it, or None."""
         return next((each.error for each in reversed(self.settled) if each.error is not None), None)
 
 
@@ -57,19 +57,19 @@ def deliver(
 ) -> Delivered:
     """Deliver messages to a handler through a real worker, until each is settled for good.
 
-    What is handed back comes again at once.
+    A message that is handed back comes again at once.
 
     Args:
         handler: ``handler(session, message)``, or a ``txbox.SqlEffect``; with ``batch``,
             ``handler(session, messages)``; with ``inbox=None`` and a ``ledger``, ``handler(message)``. Coroutine
-            functions, too.
-        messages: what to deliver, in this order.
-        engine: the database, with txbox's tables. With a fault, all its sessions may be ended.
-        fault: what is to befall them, such as ``crash_at("committed")``; None: nothing.
+            functions work as well.
+        messages: the messages, delivered in this order.
+        engine: the database, with txbox's tables. A fault may end all its sessions.
+        fault: the fault that happens to them, such as ``crash_at("committed")``, or None.
         batch: whether the handler is called once for all of them.
-        timeout: seconds until they have to be settled.
-        options: of ``Worker``, or of ``AsyncWorker``; by default, ``inbox`` is ``Inbox("test")``, and ``max_attempts``
-            is 1, or 5 with a fault.
+        timeout: seconds within which they must be settled.
+        options: of ``Worker`` or ``AsyncWorker``. By default ``inbox`` is ``Inbox("test")``, and ``max_attempts`` is 1,
+            or 5 with a fault.
 
     Returns:
         What became of each delivery.
@@ -77,7 +77,7 @@ def deliver(
     Raises:
         InvalidConfiguration: an option cannot work, or the fault could not happen to this handler.
         NotSettled: they were not settled in time.
-        TypeError: something else than a message is to be delivered.
+        TypeError: something other than a message is to be delivered.
     """
     if fault is not None and fault.of != "worker":
         raise InvalidConfiguration(f"{fault.name} befalls a {fault.of}, not a worker")

@@ -1,6 +1,6 @@
-"""Faults: what may befall a delivery.
+"""Faults: what may happen to a delivery.
 
-Each is had with a real worker, a real Postgres and a broker that delivers at least once::
+Each happens with a real worker, a real Postgres and a broker that delivers at least once::
 
     received ─ leased ─ begun ─ statement … closed … ─ handled ─ COMMIT ─ completed ─ committed ─ acked
        │         │        │         │          │           │    ↑      ↑      │           │         │
@@ -35,33 +35,33 @@ PLACES = {
     "merging": "a bulk load is about to commit a chunk",
     "merged": "a bulk load has committed all chunks, and is about to say that it is finished",
 }
-"""The places of a worker, in their order, of a relay, and of a bulk load, at which a process may be killed."""
+"""The places at which a process may be killed: a worker's in their order, a relay's, and a bulk load's."""
 
 OTHERS = {"claimed": "relay", "sent": "relay", "merging": "load", "merged": "load"}
-"""What passes the places that a worker does not."""
+"""What passes the places that a worker does not pass."""
 
 FAULT_ATTEMPTS = 5
-"""A worker that dies has used up an attempt, as has a handler whose transaction is gone."""
+"""A worker that dies has used up an attempt, and so has a handler whose transaction is lost."""
 
 TIMEOUT_SECONDS = 10.0
-"""Until what is delivered, or published, has to be settled."""
+"""How long deliveries or published messages may take to be settled."""
 
 COMMIT_OF_HANDLER = b"CLOSE txbox_guard"
-"""What a worker sends with the COMMIT of a handler's transaction, and with no other; see ``guards/commit_guard.py``."""
+"""What a worker sends with the COMMIT of a handler's transaction, and with no other. See ``guards/commit_guard.py``."""
 
 BLOCKED_SECONDS = 0.3
-"""How long a second worker has, to run into what the first one holds."""
+"""How long a second worker has to run into what the first one holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that befalls a delivery, after which it is settled all the same.
+    """Something that happens to a delivery, which is settled all the same.
 
     Attributes:
-        name: as it is called, such as ``crash_at("handled")``.
+        name: the call that makes it, such as ``crash_at("handled")``.
         title: what happens, in words.
-        run: makes it happen on a stage, and has everything settled; returns False if it could not happen.
-        of: what it befalls: a "worker", a "relay", or a "load".
+        run: makes it happen on a stage, and has everything settled. Returns False if it could not happen.
+        of: what it happens to: a "worker", a "relay", or a "load".
     """
 
     name: str
@@ -71,7 +71,7 @@ class Fault:
 
 
 def crash_at(place: str, passes: int = 1) -> Fault:
-    """Kill the worker, the relay, or the bulk load, when it passes a place.
+    """Kill the worker, the relay or the bulk load when it passes a place.
 
     Args:
         place: one of ``PLACES``.
@@ -102,7 +102,7 @@ def crash_at(place: str, passes: int = 1) -> Fault:
 def lose_commit() -> Fault:
     """Lose the connection to Postgres before COMMIT arrives: nothing is committed.
 
-    It cannot happen, nor can ``lose_commit_answer``, where Postgres is reached by a Unix socket or with TLS.
+    Like ``lose_commit_answer``, this cannot happen if Postgres is reached by a Unix socket or with TLS.
     """
     return Fault("lose_commit()", "the connection is lost before COMMIT arrives", lambda stage: _lose(stage, False))
 
@@ -146,7 +146,7 @@ def duplicate(*, at_once: bool = False) -> Fault:
     """Deliver every message twice.
 
     Args:
-        at_once: to two workers at the same moment; False: the second time when the first is done.
+        at_once: deliver it to two workers at the same moment. False: the second time after the first is done.
     """
 
     def after(stage: WorkerStage) -> bool:
@@ -177,7 +177,7 @@ def duplicate(*, at_once: bool = False) -> Fault:
 
 
 def delay() -> Fault:
-    """Let the visibility end while the handler is at work: another worker is given the message, too."""
+    """Let the visibility end while the handler runs: another worker is given the message as well."""
 
     def run(stage: WorkerStage) -> bool:
         gate = Gate("handled")
@@ -197,9 +197,9 @@ def delay() -> Fault:
 
 
 def overtake() -> Fault:
-    """Stop the worker before its handler, until another one has taken the message over and is done; then let it go on.
+    """Stop the worker before its handler until another one has taken the message over and is done; then let it go on.
 
-    Postgres has ended its transaction by then, and its lease has run out.
+    By then Postgres has ended its transaction, and its lease has run out.
     """
 
     def run(stage: WorkerStage) -> bool:

@@ -1,4 +1,4 @@
-"""Do a bulk load that dies on the way, or try one at every place where it may die."""
+"""Run a bulk load that dies on the way, or try one at every place where it may die."""
 
 import time
 from collections.abc import Callable, Collection
@@ -17,7 +17,7 @@ from txbox_testing.trial import NotIdempotent, PointResult, TrialReport
 Load = Callable[..., Any]
 
 MOST_CHUNKS = 5
-"""Of a load, at which it dies; those after them are left out."""
+"""The most chunks of a load at which it is killed; later ones are left out."""
 
 
 def load(
@@ -29,7 +29,7 @@ def load(
     schema: str | None = None,
     prefix: str = "",
 ) -> Any:
-    """Do a bulk load that dies on the way, and have it finished.
+    """Run a bulk load that dies on the way, and have it finished.
 
     ::
 
@@ -39,18 +39,18 @@ def load(
         report = load(purchases, engine=engine, fault=crash_at("merging", 2))
 
     Args:
-        load: does the load, with Spark; its ``resume`` is a run to finish, or None.
-        engine: the database, with txbox's tables, of a user who may make triggers on them.
-        fault: ``crash_at("merging", n)``, ``crash_at("merged")``, or None: nothing befalls it.
-        resumes: whether what died is resumed; False: the load is begun anew.
-        schema: the schema of txbox's tables; None: the search path.
-        prefix: of their names.
+        load: runs the load, with Spark. Its ``resume`` is a run to finish, or None.
+        engine: the database, with txbox's tables, as a user who may create triggers on them.
+        fault: ``crash_at("merging", n)``, ``crash_at("merged")``, or None for no fault.
+        resumes: whether the load that died is resumed. False: it begins anew.
+        schema: the schema of txbox's tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
 
     Returns:
-        The report of the load that has ended well.
+        The report of the load that succeeded.
 
     Raises:
-        InvalidConfiguration: the fault cannot befall a load, or could not happen to this one.
+        InvalidConfiguration: the fault cannot happen to a load, or could not happen to this one.
     """
     if fault is not None and fault.of != "load":
         raise InvalidConfiguration(
@@ -68,25 +68,25 @@ def load(
 def try_every_point_of_load(
     load: Load, *, engine: Engine, ignore: Collection[str] = (), schema: str | None = None, prefix: str = ""
 ) -> TrialReport:
-    """Try a bulk load at every place where it may die, resumed and begun anew: none may lead to another state.
+    """Try a bulk load at every place where it may die, resumed and begun anew: each must lead to the same state.
 
-    It is done undisturbed, twice from the same rows, and then with each fault. Tables are compared, and brought back,
-    as ``try_every_point`` does it.
+    It runs undisturbed, twice from the same rows, and then with each fault. Tables are compared and restored as by
+    ``try_every_point``.
 
     Args:
         load: as for ``load``.
-        engine: the database, with txbox's tables, and all that the load needs; as for ``try_every_point``.
-        ignore: columns that are left out, too, as ``table.column``.
-        schema: the schema of txbox's tables; None: the search path.
-        prefix: of their names.
+        engine: the database, with txbox's tables and all that the load needs; as for ``try_every_point``.
+        ignore: further columns to leave out, as ``table.column``.
+        schema: the schema of txbox's tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
 
     Returns:
-        What each fault has led to; all of them to the same state.
+        What each fault led to; all led to the same state.
 
     Raises:
-        NotIdempotent: some have led to another state; it says which, and what differs.
+        NotIdempotent: some led to another state. It says which, and what differs.
         ValueError: two undisturbed loads lead to different states.
-        InvalidConfiguration: the tables cannot be brought back.
+        InvalidConfiguration: the tables cannot be restored.
     """
     begun = time.monotonic()
     with quiet(), TrialDatabase(engine, schema, prefix) as database:

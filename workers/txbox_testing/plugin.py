@@ -1,8 +1,8 @@
 """The pytest plugin: fixtures for tests of handlers, all of them named ``txbox_…``.
 
-Every pytest of an environment that has txbox loads this file, so it imports nothing but pytest: the rest comes with the
-first fixture that is asked for. All fixtures are plain ones, which tests of any kind can use, those of pytest-asyncio
-and anyio too. Each process of pytest-xdist has servers of its own, which end with it.
+Every pytest of an environment that has txbox loads this file, so it imports nothing but pytest: the rest is imported
+with the first fixture that a test uses. All fixtures are plain ones, which tests of any kind can use, those of
+pytest-asyncio and anyio too. Each process of pytest-xdist has servers of its own, which end with it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def txbox_postgres(pytestconfig: pytest.Config) -> Iterator[str]:
-    """The URL of a Postgres on which tests may create databases; see the setting ``txbox_postgres``."""
+    """The URL of a Postgres on which tests may create databases. See the setting ``txbox_postgres``."""
     from txbox_testing.servers import postgres
 
     with postgres(pytestconfig.getoption("txbox_postgres") or pytestconfig.getini("txbox_postgres")) as url:
@@ -46,16 +46,16 @@ def txbox_postgres(pytestconfig: pytest.Config) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def txbox_prepare() -> Callable[[Engine], object]:
-    """A function that makes your tables in a database that has those of txbox; override it.
+    """A function that creates your tables in a database with those of txbox. Override it.
 
-    It is called once, with an engine; what it makes is copied for every test.
+    It is called once, with an engine. What it creates is copied for every test.
     """
     return lambda _engine: None
 
 
 @pytest.fixture(scope="session")
 def txbox_template(txbox_postgres: str, txbox_prepare: Callable[[Engine], object]) -> Iterator[str]:
-    """The URL of the database that is copied for each test: txbox's tables, and what ``txbox_prepare`` makes."""
+    """The URL of the database copied for each test: txbox's tables, and what ``txbox_prepare`` creates."""
     from txbox_testing.servers import template
 
     with template(txbox_postgres, txbox_prepare) as url:
@@ -64,7 +64,7 @@ def txbox_template(txbox_postgres: str, txbox_prepare: Callable[[Engine], object
 
 @pytest.fixture
 def txbox_database(txbox_template: str) -> Iterator[str]:
-    """The URL of a database of this test's own, with txbox's tables, and yours."""
+    """The URL of this test's own database, with txbox's tables and yours."""
     from txbox_testing.servers import copied
 
     with copied(txbox_template) as url:
@@ -73,7 +73,7 @@ def txbox_database(txbox_template: str) -> Iterator[str]:
 
 @pytest.fixture
 def txbox_engine(txbox_database: str) -> Iterator[Engine]:
-    """An engine on the test's own database; override it to have the other fixtures use yours."""
+    """An engine on this test's own database. Override it to have the other fixtures use yours."""
     from sqlalchemy import create_engine
 
     engine = create_engine(txbox_database)
@@ -83,7 +83,7 @@ def txbox_engine(txbox_database: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def txbox_inbox() -> Inbox:
-    """The inbox of the test's subscriber, ``test``; override it to have the other fixtures use yours."""
+    """The inbox of this test's subscriber, ``test``. Override it to have the other fixtures use yours."""
     from txbox import Inbox
 
     return Inbox("test")
@@ -91,7 +91,7 @@ def txbox_inbox() -> Inbox:
 
 @pytest.fixture
 def txbox_deliver(txbox_engine: Engine, txbox_inbox: Inbox) -> Callable[..., Delivered]:
-    """``txbox_testing.deliver`` with the engine and the inbox of the test: ``txbox_deliver(handler, message)``."""
+    """``txbox_testing.deliver`` with this test's engine and inbox: ``txbox_deliver(handler, message)``."""
     from txbox_testing import deliver
 
     return partial(deliver, engine=txbox_engine, inbox=txbox_inbox)
@@ -99,7 +99,7 @@ def txbox_deliver(txbox_engine: Engine, txbox_inbox: Inbox) -> Callable[..., Del
 
 @pytest.fixture
 def txbox_trial(txbox_engine: Engine, txbox_inbox: Inbox) -> Callable[..., TrialReport]:
-    """``txbox_testing.try_every_point``, with those of the test: ``txbox_trial(handler, message)``."""
+    """``txbox_testing.try_every_point`` with this test's engine and inbox: ``txbox_trial(handler, message)``."""
     from txbox_testing import try_every_point
 
     return partial(try_every_point, engine=txbox_engine, inbox=txbox_inbox)
@@ -107,7 +107,7 @@ def txbox_trial(txbox_engine: Engine, txbox_inbox: Inbox) -> Callable[..., Trial
 
 @pytest.fixture
 def txbox_relay(txbox_engine: Engine) -> Callable[..., RelayedMessages]:
-    """``txbox_testing.relay`` with the engine of the test: ``txbox_relay({"own": publisher})``."""
+    """``txbox_testing.relay`` with this test's engine: ``txbox_relay({"own": publisher})``."""
     from txbox_testing import relay
 
     return partial(relay, engine=txbox_engine)
@@ -115,7 +115,7 @@ def txbox_relay(txbox_engine: Engine) -> Callable[..., RelayedMessages]:
 
 @pytest.fixture
 def txbox_load(txbox_engine: Engine) -> Callable[..., Any]:
-    """``txbox_testing.load`` with the engine of the test: ``txbox_load(load, fault=crash_at("merging", 2))``."""
+    """``txbox_testing.load`` with this test's engine: ``txbox_load(load, fault=crash_at("merging", 2))``."""
     from txbox_testing import load
 
     return partial(load, engine=txbox_engine)
@@ -123,7 +123,7 @@ def txbox_load(txbox_engine: Engine) -> Callable[..., Any]:
 
 @pytest.fixture
 def txbox_load_trial(txbox_engine: Engine) -> Callable[..., TrialReport]:
-    """``txbox_testing.try_every_point_of_load`` with the engine of the test: ``txbox_load_trial(load)``."""
+    """``txbox_testing.try_every_point_of_load`` with this test's engine: ``txbox_load_trial(load)``."""
     from txbox_testing import try_every_point_of_load
 
     return partial(try_every_point_of_load, engine=txbox_engine)
@@ -131,7 +131,7 @@ def txbox_load_trial(txbox_engine: Engine) -> Callable[..., TrialReport]:
 
 @pytest.fixture(scope="session")
 def txbox_aws_server() -> Iterator[LocalAws]:
-    """A local AWS, from ``txbox[embedded]``; nothing points to it by itself."""
+    """A local AWS, from ``txbox[embedded]``. Nothing points to it by itself."""
     from txbox_local import LocalAws
 
     with LocalAws() as server:
@@ -140,7 +140,7 @@ def txbox_aws_server() -> Iterator[LocalAws]:
 
 @pytest.fixture
 def txbox_aws(txbox_aws_server: LocalAws, monkeypatch: pytest.MonkeyPatch) -> LocalAws:
-    """The local AWS; boto3's variables point to it during the test."""
+    """The local AWS. boto3's variables point to it during the test."""
     for name, value in txbox_aws_server.environment().items():
         monkeypatch.setenv(name, value)
     return txbox_aws_server
@@ -148,7 +148,7 @@ def txbox_aws(txbox_aws_server: LocalAws, monkeypatch: pytest.MonkeyPatch) -> Lo
 
 @pytest.fixture
 def txbox_sqs(txbox_aws: LocalAws) -> Iterator[Any]:  # noqa: ARG001 - it sets boto3's variables
-    """A client of the local SQS, made by boto3; needs ``txbox[aws]``, too."""
+    """A boto3 client of the local SQS. It also needs ``txbox[aws]``."""
     from txbox_aws.clients import SQS, make_client
 
     with contextlib.closing(make_client(SQS)) as client:
@@ -157,7 +157,7 @@ def txbox_sqs(txbox_aws: LocalAws) -> Iterator[Any]:  # noqa: ARG001 - it sets b
 
 @pytest.fixture
 def txbox_queue(txbox_sqs: Any) -> str:
-    """The URL of a standard queue of this test's own."""
+    """The URL of this test's own standard queue."""
     import uuid
 
     from txbox_aws.sqs import create_queue

@@ -1,4 +1,4 @@
-"""Send what the outbox holds through a real relay, with a fault or without one."""
+"""Send what the outbox holds through a real relay, with or without a fault."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ class RelayedMessages:
     """What relays have handed to publishers.
 
     Attributes:
-        messages: in this order; one that was sent again is in it again.
+        messages: in this order. A message that was sent again is listed again.
     """
 
     messages: tuple[OutboxMessage, ...]
 
     @property
     def message_ids(self) -> list[str]:
-        """Their ids: the same one for a message that was sent again."""
+        """The messages' ids. A message that was sent again has the same id again."""
         return [message.id for message in self.messages]
 
 
@@ -42,22 +42,22 @@ def relay(
     timeout: float = TIMEOUT_SECONDS,
     **options: Any,
 ) -> RelayedMessages:
-    """Have a real relay send everything that the outbox holds.
+    """Send everything that the outbox holds through a real relay.
 
     Args:
         publishers: by kind of destination, as for ``txbox.relay.Relay``.
-        engine: the database, with txbox's tables. With a fault, all its sessions may be ended.
-        fault: ``crash_at("claimed")``, ``crash_at("sent")``, or None: nothing befalls it.
-        schema: the schema of txbox's tables; None: the search path.
-        prefix: of their names.
-        timeout: seconds until the outbox has to be empty.
+        engine: the database, with txbox's tables. A fault may end all its sessions.
+        fault: ``crash_at("claimed")``, ``crash_at("sent")``, or None for no fault.
+        schema: the schema of txbox's tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+        timeout: seconds within which the outbox must be empty.
         options: of ``txbox.relay.Relay``.
 
     Returns:
         What the publishers were given.
 
     Raises:
-        InvalidConfiguration: an option cannot work, or the fault cannot befall a relay, or not with this outbox.
+        InvalidConfiguration: an option cannot work, or the fault cannot happen to a relay, or not with this outbox.
         NotSettled: the outbox was not empty in time.
     """
     if fault is not None and fault.of != "relay":
@@ -76,7 +76,7 @@ def relay(
 
 
 class RelayStage(Stage):
-    """Has the outbox emptied by real relays."""
+    """Empties the outbox with real relays."""
 
     def __init__(
         self,
@@ -92,7 +92,6 @@ class RelayStage(Stage):
         self.given: list[OutboxMessage] = []
 
     def make(self, life: Life) -> Stoppable:
-        """Make a relay."""
         watched = {kind: _WatchedPublisher(each, life, self.given) for kind, each in self._publishers.items()}
         options = {**self._options, "hooks": [*self._options.get("hooks", ()), self.events.append]}
         return Relay(self.engine, watched, **options)
@@ -104,7 +103,7 @@ class RelayStage(Stage):
 
 
 class _WatchedPublisher:
-    """A publisher, with the places around each call."""
+    """A publisher with a place before and after each call."""
 
     def __init__(self, publisher: Publisher, life: Life, given: list[OutboxMessage]) -> None:
         self._publisher = publisher
@@ -112,7 +111,6 @@ class _WatchedPublisher:
         self._given = given
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
-        """Send messages, and note them."""
         try:
             self._life.reach("claimed")
             self._given.extend(messages)

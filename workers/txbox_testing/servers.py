@@ -1,4 +1,4 @@
-"""The Postgres of the fixtures, and a database of its own for each test."""
+"""The Postgres of the fixtures, and each test's own database."""
 
 import contextlib
 import uuid
@@ -14,18 +14,18 @@ COPY_FILES = sql.SQL(" STRATEGY file_copy")
 DROP = sql.SQL("DROP DATABASE {} WITH (FORCE)")
 
 FAST_COPY_SINCE = 150000
-"""PostgreSQL 15 writes a copy to its log by default, which takes three times as long for a database this small."""
+"""By default, PostgreSQL 15 writes a copy to its log, which takes three times as long for a database this small."""
 
 EMPTY = "template0"
 
 
 @contextlib.contextmanager
 def postgres(server: str) -> Iterator[str]:
-    """Yield the URL of a server: ``embedded``, the image of a container, or the URL itself.
+    """Yield the URL of a server: an embedded one, a container of the image ``server``, or the URL itself.
 
     Raises:
         InvalidConfiguration: what it needs is not installed.
-        LocalServerError: the embedded one does not start.
+        LocalServerError: the embedded server does not start.
     """
     if "://" in server:
         yield server
@@ -47,7 +47,7 @@ def postgres(server: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def template(server: str, prepare: Callable[[Engine], object]) -> Iterator[str]:
-    """Yield the URL of a new database with txbox's tables, and what ``prepare`` makes."""
+    """Yield the URL of a new database with txbox's tables and what ``prepare`` creates."""
     import txbox_migrations
 
     with _created(make_url(server), EMPTY) as url:
@@ -60,7 +60,6 @@ def template(server: str, prepare: Callable[[Engine], object]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def copied(url: str) -> Iterator[str]:
-    """Yield the URL of a copy of a database."""
     origin = make_url(url)
     with _created(origin, origin.database or "") as copy:
         yield copy.render_as_string(hide_password=False)

@@ -1,4 +1,4 @@
-"""The trial: a message is delivered once undisturbed, and then with each fault; all must lead to the same state."""
+"""The trial: delivers a message once undisturbed, and then with each fault. All must lead to the same state."""
 
 import time
 from collections import Counter
@@ -65,11 +65,11 @@ class PointResult:
     """What a fault has led to.
 
     Attributes:
-        name: the fault, as it is called, such as ``crash_at("handled")``.
-        title: what it is, in words.
+        name: the call that makes the fault, such as ``crash_at("handled")``.
+        title: what happens, in words.
         happened: False if it could not happen to this handler.
         differences: how the state differs from that after an undisturbed delivery; empty if it does not.
-        outcomes: of all deliveries.
+        outcomes: those of all deliveries.
     """
 
     name: str
@@ -84,12 +84,12 @@ class TrialReport:
     """The result of a trial. Its text is for people.
 
     Attributes:
-        handler: its name.
+        handler: the handler's name.
         points: what each fault has led to, in the order of a delivery's life.
-        ignored: the columns that were left out, as times and serial numbers are: ``table.column``.
-        seconds: how long the trial has taken.
+        ignored: the columns that were left out, such as times and serial numbers: ``table.column``.
+        seconds: how long the trial took.
         leased: whether the handler works under a lease, without a transaction.
-        of_load: whether it is of a bulk load.
+        of_load: whether a bulk load was tried.
     """
 
     handler: str
@@ -101,12 +101,12 @@ class TrialReport:
 
     @property
     def failed(self) -> tuple[PointResult, ...]:
-        """The points that lead to another state."""
+        """The points that led to another state."""
         return tuple(point for point in self.points if point.differences)
 
     @property
     def ok(self) -> bool:
-        """Whether all points lead to the same state."""
+        """Whether all points led to the same state."""
         return not self.failed
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ class TrialReport:
 
 
 MOST_STATEMENTS = 20
-"""Of a handler, at which it is killed; those after them are left out."""
+"""The most statements of a handler at which it is killed; later ones are left out."""
 
 SAME_TWICE = (
     "Empty what the handler keeps in memory with reset=…; leave out a column whose values have to differ, such as a "
@@ -162,40 +162,40 @@ def try_every_point(
     timeout: float = TIMEOUT_SECONDS,
     **options: Any,
 ) -> TrialReport:
-    """Try a handler at every point where a fault may come, and see that none leads to another state.
+    """Try a handler at every point where a fault may happen. Raise unless all lead to the same state.
 
     The messages are delivered undisturbed, twice from the same rows, and then with each fault, and again until they are
-    settled. Every table is compared, whoever has written to it, and so are the effects that are outside of it. Between
-    two points, every table is brought back to the rows that it had. The two undisturbed deliveries have to lead to the
-    same rows. What may differ between them is left out: times, UUIDs, serial and generated numbers, foreign keys to
-    these, and the columns of txbox's own tables.
+    settled. Every table is compared, whoever has written to it, and so are effects outside the database. Between two
+    points, every table is restored to the rows that it had. The two undisturbed deliveries must lead to the same rows.
+    What may differ between them is left out: times, UUIDs, serial and generated numbers, foreign keys to these, and the
+    columns of txbox's own tables.
 
-    The trial needs the database for itself, and ends all its sessions; and a user that may set
-    ``session_replication_role``, as a superuser may.
+    The trial needs the database for itself, as it ends all other sessions. It also needs a user that may set
+    ``session_replication_role``, such as a superuser.
 
     Args:
         handler: as for ``deliver``.
-        messages: what is delivered, in this order.
-        engine: the database, with txbox's tables, and all that the handler needs.
-        effects: what the handler does outside of this database, by the text of each item: a list, a set or a dictionary
-            that a fake fills, which is emptied before each point; or a function that returns what there is. Of that,
-            what is new counts.
-        reset: called before each point, such as to empty a fake.
-        faults: which; None: all that can happen to this handler.
-        ignore: columns that are left out, too, such as a random text: ``("table.column",)``.
+        messages: the messages, delivered in this order.
+        engine: the database, with txbox's tables and all that the handler needs.
+        effects: what the handler does outside this database, by the text of each item: a list, a set or a dictionary
+            that a fake fills, which is emptied before each point; or a function that returns what there is. Only what
+            is new counts.
+        reset: called before each point, for instance to empty a fake.
+        faults: those to try; None: all that can happen to this handler.
+        ignore: further columns to leave out, such as a random text: ``("table.column",)``.
         batch: whether the handler is called once for all messages.
-        timeout: seconds in which the messages have to be settled, for each fault.
+        timeout: seconds within which the messages must be settled, for each fault.
         options: of ``txbox_workers.worker.Worker``; ``inbox`` is ``Inbox("test")`` by default.
 
     Returns:
-        What each fault has led to; all of them to the same state.
+        What each fault led to; all led to the same state.
 
     Raises:
-        NotIdempotent: some have led to another state; it says which, and what differs.
+        NotIdempotent: some led to another state. It says which, and what differs.
         ValueError: undisturbed, the handler fails or changes nothing, or two undisturbed deliveries differ: in the rows
             that they lead to, or in how many rows they change and how many statements they run.
-        TypeError: something else than a message is to be delivered.
-        InvalidConfiguration: an option cannot work, or the tables cannot be brought back.
+        TypeError: something other than a message is to be delivered.
+        InvalidConfiguration: an option cannot work, or the tables cannot be restored.
     """
     begun = time.monotonic()
     options = {"max_attempts": FAULT_ATTEMPTS, **options}
@@ -218,8 +218,6 @@ def try_every_point(
 
 
 class _Trial:
-    """What is compared with what."""
-
     def __init__(
         self,
         handler: Handler,
@@ -238,7 +236,7 @@ class _Trial:
         self.ignored: dict[str, frozenset[str]] = {}
 
     def learn(self) -> Life:
-        """Deliver twice undisturbed, to learn what is right, and what differs by itself; return the first life."""
+        """Deliver twice undisturbed, to learn the right state and what differs by itself. Return the first life."""
         self._before = self._database.read()
         stage, self._state, self._done = self._undisturbed("undisturbed")
         if not self._done and not differences(self._before, self._state, {}):
@@ -264,7 +262,6 @@ class _Trial:
         return stage.lives[0]
 
     def _undisturbed(self, how: str) -> tuple[WorkerStage, State, list[str]]:
-        """Deliver without a fault."""
         stage, state, done, happened = self._run(_settle)
         if not happened:
             raise ValueError(f"{how}, it is not settled within {stage.timeout:g} s")
@@ -289,7 +286,7 @@ class _Trial:
         return PointResult(fault.name, title, happened is not False, (*found, *effects), outcomes)
 
     def _run(self, play: Callable[[WorkerStage], bool]) -> tuple[WorkerStage, State, list[str], bool | None]:
-        """Have something happen from the rows of the beginning; return what there is after it."""
+        """Play a delivery from the first rows. Return what is there after it."""
         self._database.restore()
         before = self._effects.begin()
         happened: bool | None
@@ -309,7 +306,7 @@ def _settle(stage: WorkerStage) -> bool:
 
 
 def _faults_of(life: Life, options: dict[str, Any]) -> list[Fault]:
-    """Return the faults that can happen to a handler, by the places that it has passed."""
+    """Return the faults that can happen to a handler, given the places that it has passed."""
     crashes = [
         crash_at(place, number)
         for place, number in dict.fromkeys(life.places)
@@ -321,7 +318,7 @@ def _faults_of(life: Life, options: dict[str, Any]) -> list[Fault]:
 
 
 class _Effects:
-    """What handlers have done outside of the database."""
+    """What handlers have done outside the database."""
 
     def __init__(self, effects: Effects, reset: Callable[[], object] | None) -> None:
         self._effects = effects
@@ -337,7 +334,7 @@ class _Effects:
         return self.read()
 
     def read(self) -> Counter[str]:
-        """Return what there is now, as text."""
+        """Return what is there now, as text."""
         found = self._effects() if callable(self._effects) else self._effects
         return Counter(repr(item) for item in (found.items() if isinstance(found, Mapping) else found))
 

@@ -1,4 +1,4 @@
-"""What every publisher does: the suites of ``txbox.relay.Publisher`` and ``AsyncPublisher``."""
+"""What every publisher must do: the suites of ``txbox.relay.Publisher`` and ``AsyncPublisher``."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ __all__ = [
 Result = TypeVar("Result")
 
 LIMIT_SECONDS = 30.0
-"""What need not wait for anything has ended by then."""
+"""Whatever does not have to wait has ended by then."""
 
 WRAPPER = {"Type": "Notification", "MessageId": "other", "TopicArn": "arn:aws:sns:x:1:x", "Message": "inner"}
 EVENTS = [
@@ -42,13 +42,13 @@ PUBLISHED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class DestinationUnderTest(Protocol):
-    """A destination of one test's own.
+    """A test's own destination.
 
     Attributes:
         name: the destination, as messages name it.
-        gone: another one of the same publisher, which does not exist or does not answer.
-        takes_events_only: whether bodies have to be JSON objects.
-        keeps_order: whether messages of a key, sent one after the other, arrive in this order.
+        gone: another destination of the same publisher, which does not exist or does not answer.
+        takes_events_only: whether bodies must be JSON objects.
+        keeps_order: whether messages of a key that are sent one after the other arrive in that order.
     """
 
     name: str
@@ -57,17 +57,17 @@ class DestinationUnderTest(Protocol):
     keeps_order: bool
 
     def publisher(self) -> Publisher | AsyncPublisher:
-        """Return a publisher that the test may keep; the fixture closes it, if it has to be closed."""
+        """Return a publisher that the test may keep. The fixture closes it if that is needed."""
 
     def unacceptable(self) -> OutboxMessage | None:
-        """Return a message that is refused here, through its own fault; None where all are taken."""
+        """Return a message that is refused here through its own fault, or None if all are taken."""
 
     def arrived(self, count: int) -> Sequence[Message]:
-        """Return what has arrived since it was asked last, in order; wait until it is as many, if that takes time."""
+        """Return what has arrived since the last call, in order. Wait until there are ``count``, if that takes time."""
 
 
 class SendAnswer(NamedTuple):
-    """What became of a call."""
+    """The result of one call."""
 
     refused: Sequence[Refused]
     unsent: Sequence[OutboxMessage] = ()
@@ -81,16 +81,16 @@ class PublisherConformance:
 
     @pytest.fixture
     def destination(self) -> DestinationUnderTest:
-        """Return a destination of one test's own."""
+        """Return a test's own destination."""
         raise NotImplementedError
 
     def send(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[SendAnswer]:
-        """Make calls, one after the other."""
+        """Make calls one after the other."""
         assert not is_async(publisher)
         return [_answer(publisher, messages) for messages in calls]  # type: ignore[arg-type]
 
     def send_at_once(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[SendAnswer]:
-        """Make calls, all at once."""
+        """Make calls at the same time."""
         with ThreadPoolExecutor(len(calls)) as pool:
             return list(pool.map(lambda messages: self.send(publisher, messages)[0], calls))
 
@@ -172,10 +172,10 @@ class PublisherConformance:
 
 
 class AsyncDestinationUnderTest(DestinationUnderTest, Protocol):
-    """A destination of one test's own.
+    """A test's own destination.
 
     Attributes:
-        hanging: another one of the same publisher, whose broker takes messages and never answers.
+        hanging: another destination of the same publisher, whose broker accepts messages and never answers.
     """
 
     hanging: str
@@ -188,11 +188,11 @@ class AsyncPublisherConformance(PublisherConformance):
 
     @pytest.fixture
     def destination(self) -> AsyncDestinationUnderTest:
-        """Return a destination of one test's own."""
+        """Return a test's own destination."""
         raise NotImplementedError
 
     def send(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[SendAnswer]:
-        """Await calls, one after the other."""
+        """Await calls one after the other."""
 
         async def in_turn(entered: AsyncPublisher) -> list[SendAnswer]:
             return [await _awaited(entered, messages) for messages in calls]
@@ -200,7 +200,7 @@ class AsyncPublisherConformance(PublisherConformance):
         return _run(publisher, in_turn)
 
     def send_at_once(self, publisher: Publisher | AsyncPublisher, *calls: Sequence[OutboxMessage]) -> list[SendAnswer]:
-        """Await calls, all at once."""
+        """Await calls at the same time."""
 
         async def together(entered: AsyncPublisher) -> list[SendAnswer]:
             return await asyncio.gather(*(_awaited(entered, messages) for messages in calls))
@@ -231,7 +231,7 @@ class AsyncPublisherConformance(PublisherConformance):
 
 
 def numbered(destination: str, count: int) -> list[OutboxMessage]:
-    """Return so many messages, each of another key."""
+    """Return messages that each have a key of their own."""
     return [
         OutboxMessage(f"m-{number:02}", destination, json.dumps({"number": number}).encode(), f"key-{number}")
         for number in range(count)
@@ -244,7 +244,7 @@ def ids(messages: Sequence[Message | OutboxMessage]) -> list[str]:
 
 
 def lost_in(error: BrokerError, messages: Sequence[OutboxMessage]) -> SendAnswer:
-    """Return what an outage says of a call."""
+    """Return the result of a call that an outage ended."""
     if isinstance(error, PartlySent):
         return SendAnswer(tuple(error.refused), tuple(error.unsent), error)
     return SendAnswer((), tuple(messages), error)

@@ -1,4 +1,4 @@
-"""What every source does: the suite of ``txbox_workers.delivery.Source``."""
+"""What every source must do: the suite of ``txbox_workers.delivery.Source``."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,37 +14,37 @@ from txbox_workers.delivery import Delivery, Settlement, Source, require_source
 __all__ = ["QueueUnderTest", "SourceConformance"]
 
 LIMIT_SECONDS = 30.0
-"""A message that is due has come by then."""
+"""A message that is due has arrived by then."""
 
 BODIES = [b'{"cents": 1}', b' {"spaced" :1}\r\n', "größe ☃ 🦆\t\n".encode(), b"plain", b"\x00\xff\x80", b"x" * 100_000]
 HEADERS = {"tenant": "Zoë, <b>&amp;</b>", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
 
 class QueueUnderTest(Protocol):
-    """A queue of one test's own, empty, and what its sources cannot do: put messages, and count them.
+    """A test's own empty queue. It can also do what its sources cannot: put messages, and count them.
 
     Attributes:
-        batch_size: what its sources are told to receive at once, at most 10.
-        keeps_order: whether the broker keeps the order of each key by itself, as FIFO queues do.
+        batch_size: the most messages that its sources receive at once, at most 10.
+        keeps_order: whether the broker itself keeps the order of each key, as FIFO queues do.
     """
 
     batch_size: int
     keeps_order: bool
 
     def source(self, visibility_seconds: int = 60) -> Source:
-        """Make a source, another client of the queue each time, whose ``receive`` waits for a second at most.
+        """Return a source, a new client of the queue each time, whose ``receive`` waits for at most a second.
 
-        A broker without visibility, whose sources say None, passes the number over.
+        A broker without visibility, whose sources return None for it, ignores ``visibility_seconds``.
         """
 
     def missing(self) -> Source | None:
-        """Make a source of a queue that does not exist; None where there is no such thing."""
+        """Return a source of a queue that does not exist, or None if the broker has no such thing."""
 
     def put(self, messages: Sequence[Message], key: str | None = None) -> None:
-        """Send messages, in order, with their ids and headers, of a key or of none."""
+        """Send messages in order with their ids and headers, and with ``key`` if it is given."""
 
     def held(self) -> int:
-        """Return how many messages the broker holds, delivered ones too; it is asked again while that is too many."""
+        """Return how many messages the broker holds, delivered ones included. Tests ask again while it is too many."""
 
 
 class SourceConformance:
@@ -52,7 +52,7 @@ class SourceConformance:
 
     @pytest.fixture
     def queue(self) -> QueueUnderTest:
-        """Return a queue of one test's own."""
+        """Return a test's own queue."""
         raise NotImplementedError
 
     def test_it_has_all_that_a_source_has(self, queue: QueueUnderTest) -> None:
@@ -252,7 +252,6 @@ class SourceConformance:
 
 
 def messages(count: int) -> list[Message]:
-    """Return messages with ids of their own."""
     return [Message(f"m-{number}", b'{"number": %d}' % number) for number in range(count)]
 
 
@@ -262,19 +261,19 @@ def ids(deliveries: Sequence[Delivery]) -> list[str]:
 
 
 def failed(delivery: Delivery, delay_seconds: float = 0.0) -> Settlement:
-    """Return what a worker hands back after a failure."""
+    """Return the settlement by which a worker hands back a delivery after a failure."""
     return Settlement(delivery, Outcome.FAILED, delay_seconds=delay_seconds)
 
 
 def until(done: Callable[[], object]) -> None:
-    """Call it until it returns true, for LIMIT_SECONDS at most."""
+    """Call ``done`` until it returns true, for at most ``LIMIT_SECONDS``."""
     end = time.monotonic() + LIMIT_SECONDS
     while not done():
         assert time.monotonic() < end, f"it has not come within {LIMIT_SECONDS:g} s"
 
 
 def in_order(source: Source, count: int) -> list[Delivery]:
-    """Receive so many messages, in the order in which they come, acking each batch."""
+    """Receive ``count`` messages in the order in which they arrive, and ack each batch."""
     found: list[Delivery] = []
 
     def enough() -> bool:
@@ -289,7 +288,7 @@ def in_order(source: Source, count: int) -> list[Delivery]:
 
 
 def all_of(source: Source, count: int) -> list[Delivery]:
-    """Receive so many messages, settle none, and return them by their ids."""
+    """Receive ``count`` messages without settling any. Return them sorted by their ids."""
     found: list[Delivery] = []
 
     def enough() -> bool:

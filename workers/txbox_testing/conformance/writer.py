@@ -1,4 +1,4 @@
-"""What every writer of bulk loads does: the suite of ``txbox_spark.loading.writer.Writer``."""
+"""What every writer of bulk loads must do: the suite of ``txbox_spark.loading.writer.Writer``."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +23,11 @@ Event = tuple[str | None, int]
 
 
 class LoadUnderTest(Protocol):
-    """What a load of one test works with.
+    """What a test's load works with.
 
     Attributes:
-        spark: a session that has what the writer needs.
-        url: of a database with txbox's tables, empty.
+        spark: a session with all that the writer needs.
+        url: an empty database with txbox's tables.
         name: the writer's name in the ledger, ``copy`` or ``jdbc``.
     """
 
@@ -36,7 +36,7 @@ class LoadUnderTest(Protocol):
     name: str
 
     def writer(self, context: LoadContext) -> Writer:
-        """Make the writer of a load."""
+        """Return the writer of a load."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class WriterConformance:
 
     @pytest.fixture
     def loads(self) -> LoadUnderTest:
-        """Return what a load of one test works with."""
+        """Return what a test's load works with."""
         raise NotImplementedError
 
     def test_every_event_is_applied_once_and_every_row_is_counted(self, loads: LoadUnderTest) -> None:
@@ -129,13 +129,12 @@ class WriterConformance:
 
 
 def numbered(count: int) -> list[tuple[str, int]]:
-    """Return so many events."""
     return [(f"event-{number:03}", number) for number in range(count)]
 
 
 @contextmanager
 def begun(loads: LoadUnderTest, events: Sequence[Event]) -> Iterator[_Begun]:
-    """Begin a load in chunks of fifty events, whose effect fails for those that are forbidden."""
+    """Begin a load in chunks of fifty events, whose effect fails for events that are forbidden."""
     frame = loads.spark.createDataFrame(events, COLUMNS).repartition(3)
     options = ValidLoadOptions.given_to(
         "bulk_load",
@@ -159,6 +158,6 @@ def begun(loads: LoadUnderTest, events: Sequence[Event]) -> Iterator[_Begun]:
 
 
 def row_counts(load: _Begun) -> RowCounts:
-    """Return the rows of a run whose chunks are all merged."""
+    """Return the row counts of a run whose chunks are all merged."""
     ledger = load.context.ledger
     return load.writer.row_counts(ledger.read(load.run.run_id), ledger.totals(load.run.run_id))

@@ -1,1 +1,1 @@
-"""What a fault needs to happen: workers and relays whose lives a test holds in its hands."""
+"""What a fault needs to happen: workers and relays whose lives a test controls."""

@@ -1,4 +1,4 @@
-"""The broker of a trial: deliveries come again at once, and visibility ends when the trial says so."""
+"""The broker of a trial: it redelivers at once, and visibility ends when the trial says so."""
 
 import threading
 import time
@@ -10,44 +10,41 @@ from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.memory_source import MemorySource
 
 AGAIN_SECONDS = 0.02
-"""How long what is handed back stays away, at most: a backoff of minutes is of no use in a test."""
+"""The longest time for which a delivery that was handed back stays away: a test has no use for a backoff of minutes."""
 
 
 class StageBroker(MemorySource):
-    """Delivers from memory; it outlives the workers that are killed."""
+    """Delivers from memory, and outlives the workers that are killed."""
 
     def hand_back(self, settlements: Sequence[Settlement]) -> None:
-        """Deliver again, soon."""
         super().hand_back([each._replace(delay_seconds=min(each.delay_seconds, AGAIN_SECONDS)) for each in settlements])
 
     def end_visibility(self) -> None:
-        """Deliver again what was received and is not settled; what its receivers say of it counts no more."""
+        """Redeliver what was received and is not settled. What its receivers say of it no longer counts."""
         with self._condition:
             taken = tuple(self._taken.values())
         self.give_back(taken)
 
     def give_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Deliver again what was received."""
         self.hand_back([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in deliveries])
 
 
 class Consumer:
-    """What the worker of one life sees of the broker; after its death nothing passes. Implements ``Source``."""
+    """The broker as the worker of one life sees it. After the worker's death nothing passes. Implements ``Source``."""
 
     def __init__(self, broker: StageBroker, life: Life) -> None:
         self._broker = broker
         self._life = life
         self.loses_ack = False
-        self.settled = threading.Event()  # it has said what became of some delivery
+        self.settled = threading.Event()  # it has settled some delivery
 
     @property
     def name(self) -> str:
-        """The broker's name."""
         return self._broker.name
 
     @property
     def visibility_seconds(self) -> float | None:
-        """None: it ends when the trial says so."""
+        """None: visibility ends when the trial says so."""
         return None
 
     def open(self) -> None:
@@ -59,13 +56,13 @@ class Consumer:
             time.sleep(AGAIN_SECONDS)
             return ()
         deliveries = self._broker.receive()
-        if deliveries and self._takes_nothing():  # since it began to wait for them
+        if deliveries and self._takes_nothing():  # while it waited for them
             self._broker.give_back(deliveries)
             return ()
         return deliveries if not deliveries or self._passes("received") else ()
 
     def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
-        """Have the broker forget deliveries; or lose that, once."""
+        """Ack deliveries, or lose one ack."""
         if not self._passes("committed"):
             return ()
         if self.loses_ack:
@@ -77,7 +74,6 @@ class Consumer:
         return acked if self._passes("acked") else ()
 
     def hand_back(self, settlements: Sequence[Settlement]) -> None:
-        """Have the broker deliver again."""
         if not self._life.dead:
             self._broker.hand_back(settlements)
             self.settled.set()
@@ -93,7 +89,7 @@ class Consumer:
         return self._life.dead or self._life.held
 
     def _passes(self, place: str) -> bool:
-        """Pass a place, and return whether this worker is still alive; its threads end by themselves if not."""
+        """Pass a place. Return whether this worker is still alive; if not, its threads end by themselves."""
         if self._life.dead:
             return False
         try:

@@ -1,9 +1,9 @@
-"""A life: one run of a worker or a relay, from its start to its end or its death, and the places that it passes.
+"""A life: one run of a worker or a relay, from its start to its end or death, with the places that it passes.
 
-A death is simulated, because the handlers and what they append to are in the process that runs the tests: a gate holds
-the thread for good, no lease is renewed any more, the broker hears nothing, and Postgres ends every session of the
-database, as it does when the sockets of a killed process close. Between the places nothing is under way, so Postgres
-has then what it would have after SIGKILL; and none of the ``except`` and ``finally`` blocks of a handler has run.
+A death is simulated, because handlers and what they append to are in the process that runs the tests. A gate holds the
+thread for good, leases are no longer renewed, the broker hears nothing, and Postgres ends every session of the
+database, as it does when a killed process's sockets close. Nothing happens between two places, so Postgres then holds
+what it would hold after SIGKILL; and none of a handler's ``except`` and ``finally`` blocks has run.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Gate:
 
     Args:
         place: its name; see ``txbox_testing.faults.PLACES``.
-        passes: 1 holds the first one that comes there, 2 the second.
+        passes: 1 holds the first thread that comes there, 2 the second.
     """
 
     def __init__(self, place: str, passes: int = 1) -> None:
@@ -43,7 +43,7 @@ class Gate:
         self._kills = False
 
     def hold(self) -> None:
-        """Wait until it is released; raises ``Killed`` if this thread is not to go on."""
+        """Wait until the gate is released. Raise ``Killed`` if this thread must not continue."""
         self.reached.set()
         self._released.wait()
         if self._kills:
@@ -55,22 +55,22 @@ class Gate:
         return self.reached.is_set() and not self._released.is_set()
 
     def release(self, *, kill: bool = False) -> None:
-        """Let the thread go on, or end its handler; a second call changes nothing."""
+        """Let the thread continue, or end its handler. A second call changes nothing."""
         if not self._released.is_set():
             self._kills = kill
             self._released.set()
 
 
 class Life:
-    """What is known of one run of a worker, and what is to befall it.
+    """One run of a worker, and what is to happen to it.
 
     Attributes:
-        dead: killed: whatever it still does has no effect.
-        over: what is dead may end its threads.
+        dead: it is killed: whatever it still does has no effect.
+        over: set once the threads of a dead one may end.
         stopped: as by SIGSTOP: its leases are not renewed.
-        places: what it has passed, in this order, each with how often before.
-        engines: with which its handler has run statements.
-        statements: the text of the statements of its handler, by the number that ``crash_at`` counts.
+        places: those passed, in this order, each with its number of passes.
+        engines: those with which its handler has run statements.
+        statements: the text of its handler's statements, by the number that ``crash_at`` counts.
     """
 
     def __init__(self, *gates: Gate) -> None:
@@ -86,11 +86,11 @@ class Life:
 
     @property
     def held(self) -> bool:
-        """Whether a gate holds it, as a process that is stopped, or dead: it takes nothing."""
+        """Whether a gate holds it, as if it were stopped or dead: it receives nothing."""
         return any(gate.holds for gate in self.gates)
 
     def reach(self, place: str) -> None:
-        """Pass a place, or be held there; raises ``Killed`` if it is dead, and its test is over."""
+        """Pass a place, or be held there. Raise ``Killed`` if it is dead and its test is over."""
         if self.dead:
             self.over.wait()
             raise Killed
@@ -103,7 +103,7 @@ class Life:
                 gate.hold()
 
     def watch(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the handler, with the places around it, and those at its statements."""
+        """Return the handler with places before and after it, and at its statements."""
         if is_coroutine_function(handler):
 
             @functools.wraps(handler)
@@ -142,14 +142,14 @@ class Life:
 
 
 _in_hand: ContextVar[Life | None] = ContextVar("txbox_testing_life", default=None)
-"""Whose handler runs here."""
+"""The life whose handler runs here."""
 
 
 @contextlib.contextmanager
 def statements_watched() -> Iterator[None]:
-    """While entered: every statement of a watched handler, with any engine of SQLAlchemy, is a place.
+    """While entered, make a place of every statement that a watched handler runs, with any engine of SQLAlchemy.
 
-    So is every connection that it gives back to its pool, as it may have committed on it.
+    Every connection that the handler returns to its pool is a place, too, as it may have committed on it.
     """
 
     def ran(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
@@ -161,7 +161,7 @@ def statements_watched() -> Iterator[None]:
             try:
                 life.reach("closed")
             except Killed:
-                connection.close()  # it does not get to its pool any more, which would close it
+                connection.close()  # it no longer gets to its pool, which would close it
                 raise
 
     event.listen(Engine, "after_cursor_execute", ran)
@@ -174,20 +174,19 @@ def statements_watched() -> Iterator[None]:
 
 
 class WatchedLedger:
-    """A ledger, with the places of a lease's life; that of a dead worker renews nothing. Implements ``Ledger``."""
+    """A ledger with the places of a lease's life. A dead worker's renews nothing. Implements ``Ledger``."""
 
     def __init__(self, ledger: Ledger, life: Life) -> None:
         self._ledger = ledger
         self._life = life
 
-    def __getattr__(self, name: str) -> Any:  # what else it has, such as find_expired
+    def __getattr__(self, name: str) -> Any:  # other methods, such as find_expired
         return getattr(self._ledger, name)
 
     def __repr__(self) -> str:
         return repr(self._ledger)
 
     def acquire(self, message_id: str, **options: Any) -> Acquisition:
-        """Acquire a lease, and pass the place after it."""
         acquisition = self._ledger.acquire(message_id, **options)
         if acquisition.state is LeaseState.ACQUIRED:
             self._life.reach("leased")
@@ -200,6 +199,5 @@ class WatchedLedger:
         self._ledger.renew(lease, **options)
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
-        """Complete a message, and pass the place after it."""
         self._ledger.complete(lease, result)
         self._life.reach("completed")

@@ -1,7 +1,7 @@
-"""The stage of bulk loads: one dies at a place, and another one finishes its work.
+"""The stage of bulk loads: one dies at a place, and another finishes its work.
 
-Postgres refuses the transaction that comes to the place, and all that come there later. So it has then what it would
-have if the driver and its executors had been killed before the COMMIT of that transaction.
+Postgres refuses the transaction that reaches the place, and all that reach it later. So it holds what it would hold if
+the driver and its executors had been killed before that transaction's COMMIT.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,8 +17,6 @@ KILLED = "this bulk load is killed here, as the test wants it"
 
 
 class LoadStatements(SqlFile, file="load_stage.sql"):
-    """The statements of ``load_stage.sql``."""
-
     make_end: str
     end_at_chunk: str
     end_at_finish: str
@@ -27,15 +25,14 @@ class LoadStatements(SqlFile, file="load_stage.sql"):
 
 
 class LoadStage:
-    """Has a bulk load done that dies on the way.
+    """Runs a bulk load that dies on the way.
 
     Args:
-        load: does it: ``load(resume=None)``, where ``resume`` is the run to finish; it returns the report.
-        database: seen by the trial.
-        resumes: whether what died is resumed; False: the load is begun anew.
+        load: runs the load: ``load(resume=None)``, where ``resume`` is the run to finish. It returns the report.
+        resumes: whether the load that died is resumed. False: it begins anew.
 
     Attributes:
-        report: of the load that has ended well.
+        report: that of the load that succeeded.
     """
 
     def __init__(self, load: Callable[..., Any], database: TrialDatabase, *, resumes: bool) -> None:
@@ -46,11 +43,11 @@ class LoadStage:
         self.report: Any = None
 
     def settle(self) -> None:
-        """Do the load undisturbed."""
+        """Run the load undisturbed."""
         self.report = self._load(resume=None)
 
     def crash(self, place: str, passes: int) -> bool:
-        """Have the load die at a place, and finish it; return False if it did not come there."""
+        """Kill the load at a place, and finish it. Return False if it did not get there."""
         try:
             with self._ending(place, passes):
                 self.settle()

@@ -1,4 +1,4 @@
-"""A worker for coroutines, on an event loop of its own: the gate that holds one holds the loop, as a death does."""
+"""A worker for coroutines on its own event loop: a gate that holds one coroutine holds the loop, as a death does."""
 
 import asyncio
 import copy
@@ -16,19 +16,17 @@ from txbox_workers.delivery import Source
 T = TypeVar("T")
 
 FINISH_SECONDS = 2.0
-"""How long a report that is under way may take to end, after the worker has stopped."""
+"""How long a report in progress may take after the worker has stopped."""
 
 LOOK_SECONDS = 0.02
-"""Between looks at whether a gate holds the loop."""
+"""Between checks for a gate that holds the loop."""
 
 
 class LoopService:
     """Runs an ``AsyncWorker`` in a thread. Implements ``Stoppable``.
 
     Args:
-        source: of the worker.
-        life: of the worker.
-        engine: the database, for coroutines; its pool is left alone.
+        engine: the database, for coroutines. Its pool is left alone.
         options: of ``AsyncWorker``, without the engine.
     """
 
@@ -42,7 +40,7 @@ class LoopService:
         self.stopping = False
 
     def start(self) -> None:
-        """Begin, and return, also if a gate holds the loop before the worker can say that it has begun."""
+        """Start, and return even if a gate holds the loop before the worker can report that it has started."""
         self._thread.start()
         started = asyncio.run_coroutine_threadsafe(self._worker.start(), self._loop)
         while not self._life.held:
@@ -56,7 +54,7 @@ class LoopService:
                 raise
 
     def stop(self, timeout: float) -> bool:
-        """Finish what was begun, and end the loop; return whether it was finished in time."""
+        """Finish what was begun, and end the loop. Return whether it finished in time."""
         self.stopping = True
         try:
             return self._call(self._worker.stop(timeout))
@@ -70,7 +68,7 @@ class LoopService:
         self._loop.close()
 
     async def _finish(self) -> None:
-        """Let what still runs end, such as a report, and close the connections."""
+        """Let what still runs, such as a report, end, and close the connections."""
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         if rest:
             await asyncio.wait(rest, timeout=FINISH_SECONDS)
@@ -84,7 +82,7 @@ class LoopService:
 
 
 def own_engine(engine: Engine) -> AsyncEngine:
-    """Return an engine with the options and the events of another one, and a pool of its own: one event loop's."""
+    """Return an engine with another one's options and events, and a pool of its own for one event loop."""
     mine = copy.copy(engine)
     mine.pool = engine.pool.recreate()
     return AsyncEngine(mine)

@@ -1,4 +1,4 @@
-"""The stage: where lives come and go, of workers or of relays, and what a fault does to them."""
+"""The stage: where lives of workers or relays begin and end, and what a fault does to them."""
 
 import asyncio
 import contextlib
@@ -24,33 +24,33 @@ CHECK_SECONDS = 0.002
 
 
 class NotSettled(TxboxError):
-    """What a test has delivered, or published, was not settled in time."""
+    """What a test delivered or published was not settled in time."""
 
 
 class Stoppable(Protocol):
-    """What a stage runs: a service."""
+    """A service that a stage runs."""
 
     @property
     def stopping(self) -> bool:
         """Whether it was told to stop."""
 
     def start(self) -> None:
-        """Begin, and return."""
+        """Start, and return."""
 
     def stop(self, timeout: float) -> bool:
-        """Finish what was begun, and return whether that ended in time."""
+        """Finish what was begun. Return whether that ended in time."""
 
 
 class Stage(ABC):
-    """Runs services, which a fault may befall, until there is nothing left to do.
+    """Runs services, to which a fault may happen, until there is nothing left to do.
 
     Attributes:
         engine: the database.
         engines: others that its services use.
-        database: the same, seen by the trial.
+        database: the same database, seen by the trial.
         timeout: seconds that each step may take.
-        lives: of its services, the first one first.
-        events: what they have emitted.
+        lives: its services' lives, the first one first.
+        events: what the services have emitted.
     """
 
     def __init__(self, engine: "Engine | AsyncEngine", database: TrialDatabase, timeout: float) -> None:
@@ -72,10 +72,10 @@ class Stage(ABC):
         """Whether there is nothing left to do."""
 
     def redeliver(self) -> None:  # noqa: B027 - for a relay, Postgres does that by itself
-        """Have delivered again what a killed service has not settled."""
+        """Redeliver what a killed service has not settled."""
 
     def start(self, *gates: Gate) -> Life:
-        """Start a service; return its life, which these gates hold."""
+        """Start a service, and return its life with these gates."""
         life = Life(*gates)
         service = self.make(life)
         service.start()
@@ -84,12 +84,12 @@ class Stage(ABC):
         return life
 
     def reaches(self, gate: Gate) -> bool:
-        """Wait until a gate holds a thread, and return True; or until all is done, and nothing came there."""
+        """Wait until the gate holds a thread, or until all is done. Return whether it holds one."""
         self.wait_until(lambda: gate.reached.is_set() or self.is_done())
         return gate.reached.is_set()
 
     def wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait for a condition; return whether it came in time."""
+        """Wait for a condition. Return whether it was met in time."""
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         while not condition():
             if time.monotonic() > deadline:
@@ -98,34 +98,34 @@ class Stage(ABC):
         return True
 
     def kill(self, life: Life) -> None:
-        """Let a service that a gate holds be dead: its sessions end, and what it has not settled comes again."""
+        """Declare a service dead that a gate holds: its sessions end, and what it has not settled is redelivered."""
         life.dead = True
         self.cut()
         self.redeliver()
 
     def cut(self) -> None:
-        """End all sessions, and have the pools forget theirs, as those of a new process are empty."""
+        """End all sessions, and empty the pools, as a new process's are empty."""
         self.database.end_sessions()
         self._dispose()
 
     def settle(self) -> None:
-        """Let a service that nothing befalls do what is left.
+        """Let a service without a fault do what is left.
 
         Raises:
-            NotSettled: it could not, in time.
+            NotSettled: it was not done in time.
         """
         life = self.start()
         self.await_done()
         self.stop(life)
 
     def await_done(self) -> None:
-        """Wait until there is nothing left to do; raises ``NotSettled`` if that takes too long."""
+        """Wait until there is nothing left to do. Raise ``NotSettled`` if that takes too long."""
         if not self.wait_until(self.is_done):
             errors = [error for each in self.events if (error := getattr(each, "error", None)) is not None]
             raise NotSettled(f"not settled within {self.timeout:g} s" + (f": {errors[-1]!r}" if errors else ""))
 
     def stop(self, life: Life) -> None:
-        """Stop a service, and wait until it has."""
+        """Stop a service, and wait until it has stopped."""
         self._services.pop(life).stop(self.timeout)
 
     def __enter__(self) -> Self:
@@ -133,11 +133,11 @@ class Stage(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End what a gate still holds, and all services."""
+        """End all services, and what a gate still holds."""
         for life in self._services:
             life.dead = True
         stops = [threading.Thread(target=service.stop, args=(self.timeout,)) for service in self._services.values()]
-        with self._watching, quiet():  # what the killed still say is of no use
+        with self._watching, quiet():  # what the killed ones still log is of no use
             for stop in stops:
                 stop.start()
             self.wait_until(lambda: all(service.stopping for service in self._services.values()))
@@ -146,7 +146,7 @@ class Stage(ABC):
                 for gate in life.gates:
                     gate.release(kill=True)
             if self._services:
-                self.database.end_sessions()  # of a handler that waits in Postgres, too
+                self.database.end_sessions()  # also that of a handler that waits in Postgres
             for stop in stops:
                 stop.join()
         self._services.clear()
@@ -158,12 +158,12 @@ class Stage(ABC):
 
 
 def sync_engine(engine: "Engine | AsyncEngine") -> Engine:
-    """Return an engine, or the one below that for coroutines."""
+    """Return an engine, or the one below an engine for coroutines."""
     return engine if isinstance(engine, Engine) else engine.sync_engine
 
 
 def dispose(engine: Engine) -> None:
-    """Close an engine's connections; those for coroutines on an event loop, of a thread of its own."""
+    """Close an engine's connections; for an async engine, on an event loop in a thread of its own."""
     if engine.dialect.is_async:
         from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -173,7 +173,7 @@ def dispose(engine: Engine) -> None:
     else:
         pool = engine.pool
         engine.dispose()
-        # What is in use now, by a report for instance, is given back to the old pool, which would leave it open.
+        # A connection in use now, for instance by a report, returns to the old pool, which would leave it open.
         event.listen(pool, "checkin", _close)
         pool.dispose()
 
@@ -185,7 +185,7 @@ def _close(connection: Any, _record: Any) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """While entered: txbox logs nothing. The faults are wanted, and what services say of them helps no one."""
+    """While entered, silence txbox's log. The faults are wanted, and what services say of them helps no one."""
     logger = logging.getLogger("txbox")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -197,7 +197,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def through_proxy(engine: Engine, address: tuple[str, int]) -> Iterator[TcpProxy]:
-    """While entered: new connections of an engine pass through a proxy, which can lose what they say."""
+    """While entered, send an engine's new connections through a proxy that can lose what they say."""
     with TcpProxy(*address) as proxy:
 
         def redirect(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:

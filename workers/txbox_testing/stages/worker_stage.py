@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine  # which needs greenlet
 
 RECEIVE_SECONDS = 0.01
-"""How long the broker is asked for something that is not there; a worker that stops waits for it."""
+"""How long a receive waits on an empty broker. A worker that stops waits for it."""
 
 LEASE_SECONDS = 0.5
-"""How long a killed worker's lease keeps its message, unless the options say something else."""
+"""How long a killed worker's lease keeps its message, unless the options say otherwise."""
 
 Handler = Callable[..., Any] | SqlEffect
 
@@ -30,12 +30,10 @@ class WorkerStage(Stage):
     """Has messages processed by real workers.
 
     Args:
-        handler: what processes them.
-        messages: which, in this order.
-        engine: the database.
-        database: the same, seen by the trial.
+        messages: delivered in this order.
+        database: the same database, seen by the trial.
         timeout: seconds that each step may take.
-        batch: whether the handler takes all of them in one call.
+        batch: whether the handler takes all messages in one call.
         options: of the workers.
     """
 
@@ -56,7 +54,7 @@ class WorkerStage(Stage):
             raise TypeError(f"what is delivered is a Message, not a {wrong[0]}: wrap it in Message(id, body)")
         self._of_coroutines = is_coroutine_function(handler)
         super().__init__(_for_coroutines(engine) if self._of_coroutines else engine, database, timeout)
-        used = [engine, getattr(options.get("ledger"), "_engine", None)]  # that of a ledger in Postgres
+        used = [engine, getattr(options.get("ledger"), "_engine", None)]  # a Postgres ledger's
         self.engines.update(each for each in used if isinstance(each, Engine))
         self._handler = handler
         self._kind = "effect" if isinstance(handler, SqlEffect) else "batch_handler" if batch else "handler"
@@ -68,11 +66,10 @@ class WorkerStage(Stage):
 
     @property
     def settled(self) -> list[Settled]:
-        """What became of each delivery, in this order, over all lives."""
+        """What became of each delivery, in this order, across all lives."""
         return [each for each in self.events if isinstance(each, Settled)]
 
     def make(self, life: Life) -> Stoppable:
-        """Make a worker."""
         consumer = self._consumers[life] = Consumer(self.broker, life)
         consumer.loses_ack, self.loses_ack = self.loses_ack, False
         options = dict(self._options)
@@ -93,21 +90,20 @@ class WorkerStage(Stage):
         return self.broker.wait_until_empty(0)
 
     def redeliver(self) -> None:
-        """Have the broker deliver again what is not settled."""
         self.broker.end_visibility()
 
     def send_again(self) -> None:
-        """Have the broker deliver copies of all messages."""
+        """Deliver a copy of every message."""
         for message in self._messages:
             self.broker.send(message)
 
     def await_settlement(self, life: Life, timeout: float) -> bool:
-        """Wait until that worker has acked or handed back something; return whether it came in time."""
+        """Wait until this life's worker has acked or handed back something. Return whether that came in time."""
         return self.wait_until(self._consumers[life].settled.is_set, timeout)
 
 
 def _for_coroutines(engine: "Engine | AsyncEngine") -> "Engine | AsyncEngine":
-    """Return an engine for coroutines that connects as another one does: its arguments, isolation level and options."""
+    """Return an async engine that connects as another one does: with its arguments, isolation level and options."""
     if not isinstance(engine, Engine) or engine.dialect.is_async:
         return engine
     from sqlalchemy.ext.asyncio import create_async_engine
@@ -118,7 +114,7 @@ def _for_coroutines(engine: "Engine | AsyncEngine") -> "Engine | AsyncEngine":
         arguments.update(given)
 
     event.listen(engine, "do_connect", keep)
-    pool = engine.pool.recreate()  # it asks for a new connection, as an engine does not tell its arguments otherwise
+    pool = engine.pool.recreate()  # forces a new connection: an engine does not reveal its arguments otherwise
     try:
         connection = pool.connect()
         level = engine.dialect.get_isolation_level(connection.dbapi_connection)  # type: ignore[arg-type]
@@ -126,7 +122,7 @@ def _for_coroutines(engine: "Engine | AsyncEngine") -> "Engine | AsyncEngine":
     finally:
         event.remove(engine, "do_connect", keep)
         pool.dispose()
-    arguments.pop("context", None)  # of the driver's for functions
+    arguments.pop("context", None)  # the driver's, for functions
     options = engine.get_execution_options()
     return create_async_engine(
         engine.url, connect_args=arguments, isolation_level=level, execution_options=dict(options)
