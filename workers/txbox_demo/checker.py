@@ -1,7 +1,8 @@
-"""The check: what is in the tables and in the mail server at the end, compared with the file, in a few statements.
+"""The check compares what is in the tables and in the mail server at the end with the file, in a few statements.
 
-It uses nothing that txbox reports. A trigger notes the leases that had run out when the next one was given: only these
-may lead to a second mail (see ``txbox_demo.services``)."""
+It uses nothing that txbox reports. A trigger records the leases that had run out when the next one was granted: only
+these may lead to a second mail (see ``txbox_demo.services``).
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field
@@ -25,7 +26,7 @@ INSERT INTO lease_run_out SELECT old.message_id, old.fence WHERE old.expires_at 
 RETURN NULL; END $$;
 CREATE TRIGGER note_run_out AFTER UPDATE ON message_lease FOR EACH ROW
 WHEN (new.fence <> old.fence AND old.completed_at IS NULL) EXECUTE FUNCTION note_run_out()"""
-"""The file's purchases, the mails that the server has accepted, and the leases that had run out when the next began."""
+"""The file's purchases, the mails that the server accepted, and the leases that had run out when the next began."""
 
 ACCOUNTS = {
     "accounts": "(TABLE account_by_file EXCEPT TABLE account) UNION (TABLE account EXCEPT TABLE account_by_file)",
@@ -36,7 +37,7 @@ SELECT coalesce(order_id, message_id) FROM purchase FULL JOIN (
     "left in the outbox": "SELECT message_id FROM outbox_message",
     "dead letters": "SELECT message_id FROM dead_letter",
 }
-"""What is wrong: each statement returns the ids of what differs from the file, none if all is well."""
+"""What is wrong: each statement returns the ids that differ from the file, none if all is well."""
 
 CHAIN = ACCOUNTS | {
     "orders": "(TABLE purchase EXCEPT TABLE purchase_order) UNION (TABLE purchase_order EXCEPT TABLE purchase)",
@@ -58,7 +59,7 @@ WHERE earlier IS NOT NULL AND (
   OR (earlier, earlier_fence) NOT IN (SELECT message_id, fence FROM lease_run_out)
 )""",
 }
-"""The same for a whole run: also the orders, and each order mailed once."""
+"""The same for a whole run: also the orders, and that each order was mailed once."""
 
 _MONEY = """
 SELECT sum(by_file.cents) AS "by the file", sum(account.cents) AS "in the accounts",
@@ -81,9 +82,9 @@ _REMARKS = {
 class DemoReport:
     """The result of a run."""
 
-    wrong: dict[str, list[str]]  # by what it is: the ids; all empty if all is well
-    figures: dict[str, tuple[int, str]]  # what was counted, each with a remark
-    cents: dict[str, int]  # by the file, in the accounts, and the sum of the absolute differences of all customers
+    wrong: dict[str, list[str]]  # the ids, by what is wrong with them; all empty if all is well
+    figures: dict[str, tuple[int, str]]  # each count, with a remark
+    cents: dict[str, int]  # in the file, in the accounts, and the sum of all customers' absolute differences
     kills: dict[str, dict[str, int]] = field(default_factory=dict)  # of processes, by role and moment
     seconds: float = 0.0  # from the first order to the last ack
     kept: str = ""  # schema and queues that were left behind
@@ -95,7 +96,7 @@ class DemoReport:
         return not any(self.wrong.values()) and (self.spark_stage is None or self.spark_stage.exact)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all figures as plain values; no URL, because one may hold a password."""
+        """Return all figures as plain values, without URLs, as one may hold a password."""
         figures = {name: figure for name, (figure, _) in self.figures.items()}
         spark_stage = self.spark_stage and self.spark_stage.as_dict()
         return {"exact": self.exact, **asdict(self), "figures": figures, "spark_stage": spark_stage}
@@ -104,7 +105,7 @@ class DemoReport:
 def check(
     engine: Engine, purchases: Iterable[Purchase], mails: Iterable[AcceptedMail], statements: Mapping[str, str]
 ) -> DemoReport:
-    """Compare what is in the tables, and the mails, with the file: by the statements of ``ACCOUNTS`` or ``CHAIN``."""
+    """Compare the tables and the mails with the file, by the statements of ``ACCOUNTS`` or ``CHAIN``."""
     with engine.begin() as connection:
         _copy(connection, "purchase", map(astuple, purchases))
         _copy(connection, "mail", ((number, *_read(mail)) for number, mail in enumerate(mails)))
@@ -122,7 +123,7 @@ def _copy(connection: Connection, table: str, rows: Iterable[tuple[object, ...]]
 
 
 def _read(mail: AcceptedMail) -> tuple[object, ...]:
-    """Read a mail; its customer is the recipient that the server was given, not what the mail says."""
+    """Read a mail. Its customer is the recipient given to the server, not the one that the mail names."""
     headers = BytesHeaderParser().parsebytes(mail.content)
     customer = " ".join(recipient.removesuffix("@customers.example") for recipient in mail.recipients)
     order, *others = (headers[f"X-{name}"] for name in ("Order", "Cents", "Message", "Fence", "Unknown-Attempts"))

@@ -1,4 +1,4 @@
-"""The dashboard of a run: its pages show the schema of each stage, live, and are served on this machine alone."""
+"""The dashboard of a run: live pages that show the schema of each stage, served on this machine alone."""
 
 import socket
 import threading
@@ -15,12 +15,12 @@ from txbox_dashboard import dashboard
 from txbox_demo.sandbox import Sandbox
 
 STOP_SECONDS = 2.0
-"""How long answers under way may take at the end."""
+"""How long responses in progress may take at the end."""
 
 
 @contextmanager
 def serving(app: ASGIApp, listener: socket.socket) -> Iterator[str]:
-    """Serve an application on a bound socket, and give the URL of its first page. What comes earlier waits."""
+    """Serve an application on a bound socket, and yield the URL of its first page. Connections made earlier wait."""
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=round(STOP_SECONDS)
     )
@@ -38,25 +38,25 @@ def serving(app: ASGIApp, listener: socket.socket) -> Iterator[str]:
 
 ALLOWED_HOSTS = ("127.0.0.1", "localhost")
 CONNECTIONS = 4
-"""Pages that are read at the same time, at most."""
+"""The most pages read at the same time."""
 
 
 class DashboardPages:
-    """Serves a dashboard for each sandbox, from a thread of this process. It reads, and takes no part in the run."""
+    """Serves a dashboard for each sandbox, from a thread of this process. It only reads: it has no part in the run."""
 
     def __init__(self, listener: socket.socket, on_url: Callable[[str], None]) -> None:
-        """Take a bound socket, and what is told the URL of each sandbox's first page."""
+        """Take a bound socket. ``on_url`` is called with the URL of each sandbox's first page."""
         self._listener, self._on_url, self._app, self._url = listener, on_url, Starlette(), ""
 
     def show(self, sandbox: Sandbox, cleanup: ExitStack, path: str = "") -> None:
-        """Show a sandbox under a path; the first call starts the server, which ``cleanup`` stops."""
+        """Show a sandbox under a path. The first call starts the server, and ``cleanup`` stops it."""
         engine = database_engine(database_url(sandbox.url), pool_size=CONNECTIONS, max_overflow=0)
         cleanup.callback(engine.dispose)
-        # Before those that are there: the root's would take every path.
+        # Before the existing routes: the root's would take every path.
         self._app.router.routes.insert(0, Mount(path, dashboard(engine, allowed_hosts=ALLOWED_HOSTS)))
         self._url = self._url or cleanup.enter_context(serving(self._app, self._listener))
         self._on_url(f"{self._url}{path.lstrip('/')}{'/' if path else ''}")
 
     def close(self) -> None:
-        """Listen no more, if nothing was ever shown."""
+        """Stop listening, in case nothing was ever shown."""
         self._listener.close()

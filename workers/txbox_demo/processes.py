@@ -26,44 +26,44 @@ from txbox_aws.sqs import SqsWorker, sqs_client
 from txbox_demo.purchases import read_purchases
 from txbox_demo.services import billing, place_order, send_mail
 
-DECLINED_SHARE = 0.05  # of all orders: rolled back, because the card is declined, and placed anew
-LOST_ANSWER_SHARE = 0.12  # of all messages that the broker has taken: the relay gets no answer, and sends them again
-LOST_ACK_SHARE = 0.18  # of all acks: confirmed by the broker, and not carried out
-# Short: a demo need not wait for what a killed process held, or for a server that takes the next mail.
+DECLINED_SHARE = 0.05  # of all orders: rolled back, as the card is declined, and placed anew
+LOST_ANSWER_SHARE = 0.12  # of all messages that the broker has accepted: the relay gets no answer, and sends them again
+LOST_ACK_SHARE = 0.18  # of all acks: confirmed by the broker, but not carried out
+# Short: a demo need not wait for what a killed process held, or for a server that accepts the next mail.
 VISIBILITY_SECONDS, LEASE_SECONDS, BACKOFF = 2, 3.0, Backoff(first_seconds=0.5, longest_seconds=2.0)
 
 INSERTED, COMMITTED = "between insert and commit", "before the ack"
 RECEIVED, LEASED, MAILED = "before the transaction", "between lease and mail", "between mail and completion"
 CLAIMED, SENT, ANYWHERE = "before the send", "between send and settle", "anywhere"
-"""The moments to die, in the words of the report."""
+"""The moments at which processes die, in the report's words."""
 
 N_ROLLED_BACK, N_SENT, N_RECEIVED, N_DUPLICATES = COUNTS = range(4)
-"""What processes count, in memory that outlives them: positions in an array."""
+"""What processes count, as positions in an array in memory that outlives them."""
 
 
 @dataclass(slots=True)
 class DemoTask:
-    """What a process is to do."""
+    """What a process has to do."""
 
     database_url: str  # with the schema as its search path
-    queue_urls: tuple[str, ...]  # of billing and of notification; empty: there is none
-    purchases: int  # how many of the file's the shops place
+    queue_urls: tuple[str, ...]  # billing's and notification's; empty: there is none
+    purchases: int  # how many of the file's purchases the shops place
     smtp_port: int  # on 127.0.0.1
     environment: dict[str, str]  # variables that lead to AWS
     seed: int  # of its random choices
-    log: str = ""  # the file that gets what it prints
+    log: str = ""  # the file that receives its output
     slot: int = 0  # its number among those of its role
-    slots: int = 1  # how many these are
-    counts: MutableSequence[int] = field(default_factory=list)  # of its slot; written by this process alone
+    slots: int = 1  # how many slots there are
+    counts: MutableSequence[int] = field(default_factory=list)  # its slot's; only this process writes them
     moment: str = ""  # where it kills itself; empty: nowhere
-    life: int = 0  # after about how many messages it does
+    life: int = 0  # after about how many messages
 
     def engine(self) -> Engine:
-        """Make an engine on the schema; up to ten connections."""
+        """Return an engine on the schema, with up to ten connections."""
         return database_engine(database_url(self.database_url), pool_size=10)
 
     def may_die(self, moment: str, messages: int = 1) -> None:
-        """Count messages that have come to a moment; die by SIGKILL if it is the task's, at the end of its life."""
+        """Count messages that reach a moment. If it is the task's, die by SIGKILL at the end of its life."""
         if self.moment in (moment, ANYWHERE):
             self.life -= messages
             if self.life <= 0 and self.moment == moment:
@@ -78,8 +78,8 @@ def _kill(after: Callable[[], object] = lambda: None) -> None:
 
 
 def run_process(run: Callable[[DemoTask], None], task: DemoTask) -> None:
-    """Be a process of the demo: the target of ``multiprocessing``."""
-    os.setsid()  # Ctrl-C is for the program that has started it
+    """Run a process of the demo: the target of ``multiprocessing``."""
+    os.setsid()  # Ctrl-C is for the program that started it
     if parent := multiprocessing.parent_process():
         threading.Thread(target=_kill, args=(parent.join,), daemon=True).start()
     log = os.open(task.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -91,7 +91,7 @@ def run_process(run: Callable[[DemoTask], None], task: DemoTask) -> None:
 
 
 def run_shop(task: DemoTask) -> None:
-    """Place the orders of this slot that are not placed, by date. All of one customer's are in one slot."""
+    """Place this slot's missing orders, by date. All orders of one customer are in one slot."""
     engine, outbox = task.engine(), Outbox()
     with engine.connect() as connection:
         placed = set(connection.execute(text("SELECT order_id FROM purchase_order")).scalars())
@@ -99,7 +99,7 @@ def run_shop(task: DemoTask) -> None:
         if purchase.order_id in placed or int(purchase.customer_id) % task.slots != task.slot:
             continue
         if _happens(DECLINED_SHARE):
-            with Session(engine) as session:  # with an id of its own: sent all the same, it is no duplicate
+            with Session(engine) as session:  # under its own id: sent by mistake, it would be no duplicate
                 declined = replace(purchase, order_id=f"{purchase.order_id}-declined")
                 place_order(session, outbox, task.queue_urls[0], declined)
                 session.rollback()
@@ -110,7 +110,7 @@ def run_shop(task: DemoTask) -> None:
 
 
 def run_relay(task: DemoTask) -> None:
-    """Send what shop and billing have published, in small batches: what a killed relay has sent is sent again."""
+    """Send what shop and billing published, in small batches: what a killed relay has sent is sent again."""
     publishers = {SQS: LossyPublisher(aws_publishers()[SQS], task)}
     Relay(task.engine(), publishers, senders=1, batch_size=100, backoff=BACKOFF, keep_sent=timedelta(days=1)).run()
 
@@ -123,7 +123,7 @@ class LossyPublisher:
     task: DemoTask
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
-        """Send, and return messages as refused whose answer is lost."""
+        """Send, and return as refused also the messages whose answer is lost."""
         self.task.may_die(CLAIMED, len(messages))
         self.task.counts[N_SENT] += len(messages)
         refused = list(self.publisher.send(messages))
@@ -134,20 +134,20 @@ class LossyPublisher:
 
 
 def run_billing(task: DemoTask) -> None:
-    """Work through an inbox: the effect and what it publishes are in the transaction that records the messages."""
+    """Process an inbox: the effect and what it publishes are in the transaction that records the messages."""
     effect = billing(MortalOutbox(task), task.queue_urls[1])
     _work(task, task.queue_urls[0], inbox=Inbox("billing"), engine=task.engine(), effect=effect)
 
 
 class MortalOutbox(Outbox):
-    """An outbox beside which the process may die: what is done is not committed."""
+    """An outbox that may kill the process after a publish: what was done is not committed."""
 
     def __init__(self, task: DemoTask) -> None:
         super().__init__()
         self._task = task
 
     def publish_many(self, connection_or_session: ConnectionOrSession, messages: Iterable[Outgoing]) -> list[str]:
-        """Publish, and die then, if it is the moment."""
+        """Publish, and die then if it is the moment."""
         ids = super().publish_many(connection_or_session, messages)
         self._task.may_die(INSERTED, len(ids))
         return ids
@@ -157,7 +157,7 @@ def run_notification(task: DemoTask) -> None:
     """Work under leases: no transaction covers a mail."""
 
     def handler(message: Message, lease: Lease) -> None:
-        if lease.unknown_attempts:  # it has ended one process, and ends no second one: the report counts both mails
+        if lease.unknown_attempts:  # it has ended one process, and must not end a second: the report counts both mails
             send_mail(message, lease, task.smtp_port)
             return
         task.may_die(LEASED)
@@ -186,7 +186,7 @@ def _work(task: DemoTask, queue_url: str, **service: Any) -> None:
 
 
 def lose_acks(client: Any) -> None:
-    """Have some acks confirmed but not carried out, as standard queues may (SQS Developer Guide, At-least-once)."""
+    """Make some acks confirmed but not carried out, as standard queues may (SQS Developer Guide, At-least-once)."""
     lost = threading.local()
 
     def before(params: dict[str, Any], **_: Any) -> None:
@@ -211,4 +211,4 @@ ROLES: dict[str, tuple[Callable[[DemoTask], None], tuple[str, ...]]] = {
     "billing": (run_billing, (INSERTED, COMMITTED, ANYWHERE, RECEIVED)),
     "notification": (run_notification, (MAILED, COMMITTED, ANYWHERE, LEASED, RECEIVED)),
 }
-"""What the processes do, and where they die, in turn."""
+"""What each role runs, and the moments at which its processes die, in turn."""

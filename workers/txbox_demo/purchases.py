@@ -1,4 +1,4 @@
-"""The purchases, read from the file: what the demo's result is compared with."""
+"""Reads the purchases from the file with which the demo's result is compared."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ TOTAL_PURCHASES = 69_659
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """One line of the file; the id is its position, as purchases that are equal in every column are different ones."""
+    """One line of the file. Its position is its id, as lines that are equal in every column are different purchases."""
 
     order_id: str
     customer_id: str
@@ -22,12 +22,11 @@ class Purchase:
     cents: int
 
     def as_json(self) -> str:
-        """Return it as a message's body."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
 def read_purchases(count: int = TOTAL_PURCHASES) -> Iterator[Purchase]:
-    """Read the first purchases of the file, one by one."""
+    """Read the file's first purchases one by one."""
     packed = resources.files("txbox_demo").joinpath("data", "cdnow_master.txt.gz")
     with packed.open("rb") as raw, gzip.open(raw, "rt", encoding="ascii") as lines:
         for number, line in enumerate(islice(lines, 1, count + 1), start=1):

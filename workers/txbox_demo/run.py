@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from txbox_demo.dashboard_pages import DashboardPages
 
 MAX_TMPDIR_BYTES = (103 if sys.platform == "darwin" else 107) - 32  # of a socket's path, less what multiprocessing adds
-REFUSED_MAIL_SHARE = 0.02  # by the server, before it has their text
+REFUSED_MAIL_SHARE = 0.02  # by the server, before it has received their text
 DELIVERIES_PER_MESSAGE = 1.3  # about: answers and acks get lost
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do."""
+    """The settings of a run."""
 
     purchases: int
-    workers: int  # at a time, of billing and of notification each
-    kills: int  # of processes, of all roles
+    workers: int  # of billing and of notification each, at a time
+    kills: int  # of processes, across all roles
     seed: int
-    database_url: str | None = None  # without it, a Postgres is started
+    database_url: str | None = None  # if None, a Postgres is started
     own_broker: bool = True  # start one; otherwise boto3's own settings lead to SQS
     keep: bool = False
     spark_stage: bool = False
 
     def groups(self) -> list[Group]:
-        """Return the processes of the chain: a third of the kills each for billing and for shop and relay together."""
+        """Return the chain's processes. Billing gets a third of the kills; shop and relay together get as many."""
         billing, notification = -(-self.kills // 3), self.kills // 4
         relay = (self.kills - billing - notification + 1) * 3 // 5
         shop, deliveries = self.kills - billing - notification - relay, round(self.purchases * DELIVERIES_PER_MESSAGE)
@@ -64,13 +64,12 @@ def run_demo(
     pages: "DashboardPages | None" = None,
     on_report: Callable[[DemoReport], None] = lambda _: None,
 ) -> DemoReport:
-    """Run the main job, or raise a TxboxError. What leads to a broker of its own stays in the environment.
+    """Run the main job, or raise a TxboxError. The environment keeps the variables that lead to a broker of its own.
 
     Args:
-        plan: what to do.
-        on_progress: called again and again meanwhile.
+        on_progress: called again and again during the run.
         pages: show the run.
-        on_report: called at the end, while everything is still there to be looked at.
+        on_report: called at the end, while everything can still be looked at.
     """
     if len(os.fsencode(path := tempfile.gettempdir())) > MAX_TMPDIR_BYTES:
         raise TxboxError(f"{path} is too long for the socket by which processes start: set TMPDIR to a shorter path")

@@ -1,4 +1,4 @@
-"""What a run works in, a schema with the tables and two queues, and how far it is there."""
+"""What a run works in: a schema with the tables, and two queues. It also reads how far the run is."""
 
 import secrets
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from txbox_migrations import upgrade_database
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is: its stage, killed processes, messages at each step; ``waiting``: in outbox and queues."""
+    """How far a run is: its stage, processes killed, messages past each step, and those in outbox and queues."""
 
     stage: str
     killed: int = 0
@@ -33,7 +33,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A schema, the database with that schema as its search path, and the queues of billing and of notification."""
+    """A schema, the database with that schema as its search path, and the queues of billing and notification."""
 
     schema: str
     url: str
@@ -43,7 +43,7 @@ class Sandbox:
 
     @classmethod
     def open(cls, url: str, client: Any, cleanup: ExitStack, *, keep: bool) -> "Sandbox":
-        """Create schema, tables and queues; ``cleanup`` removes them unless they are to be kept."""
+        """Create schema, tables and queues. ``cleanup`` removes them unless they are kept."""
         schema = f"txbox_demo_{secrets.token_hex(4)}"
         own_url = database_url(url).update_query_dict({"options": f"-csearch_path={schema}"})
         engine = database_engine(own_url)
@@ -63,24 +63,24 @@ class Sandbox:
         return cls(schema, own_url.render_as_string(hide_password=False), engine, client, tuple(queue_urls))
 
     def progress(self, stage: str, killed: int) -> Progress:
-        """Read what has happened, then what waits, in the order of the chain: what has left one is in the next."""
+        """Read what has happened, then what waits, in the chain's order: what has left one place is in the next."""
         placed = self.count("purchase_order")
         billed = self.count("processed_message WHERE subscriber_id = 'billing' AND dead_letter_id IS NULL")
         notified = self.count("message_lease WHERE subscriber_id = 'notification' AND completed_at IS NOT NULL")
         waiting, outbox = 0, "outbox_message"
         for queue_url in self.queue_urls:
-            waiting += self.count(outbox)  # again for the second one: billing has published since
+            waiting += self.count(outbox)  # again before the second queue: billing has published since
             waiting += sum(queue_backlog(queue_url, client=self.client).values())
         return Progress(stage, killed, placed, billed, notified, waiting)
 
     def count(self, rows: str) -> int:
-        """Return how many rows of a table, with a condition if need be, there are."""
+        """Return the number of rows in a table; ``rows`` may include a condition."""
         with self.engine.connect() as connection:
             return int(connection.execute(text(f"SELECT count(*) FROM {rows}")).scalar_one())  # noqa: S608 - ours
 
 
 def _drop_schema(engine: Engine, schema: str) -> None:
-    for tries_left in reversed(range(10)):  # it may be a deadlock: the server may still work for killed processes
+    for tries_left in reversed(range(10)):  # it may deadlock: the server may still work for killed processes
         with suppress(OperationalError) if tries_left else nullcontext(), engine.begin() as connection:
             connection.execute(DropSchema(schema, cascade=True))
             return

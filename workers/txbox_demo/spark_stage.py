@@ -1,7 +1,7 @@
-"""The final stage: Spark loads the whole file while the workers are still busy with a part of it.
+"""The final stage: Spark loads the whole file while the workers still process a part of it.
 
-They share one inbox: it does not matter which comes first. A third of the workers' purchases, which are from all over
-the file, are published before the load has merged its first chunk. No mails are sent: a load catches up on the past.
+They share one inbox, so it does not matter which comes first. The workers' purchases are spread over the whole file. A
+third of them is published before the load has merged its first chunk. No mails are sent: a load catches up on the past.
 """
 
 import json
@@ -24,14 +24,14 @@ from txbox_demo.services import BILLING_FIELDS, BILLING_FILE
 from txbox_demo.supervisor import DemoSupervisor, Group
 from txbox_local.errors import log_tail
 
-WORKERS_STRIDE, BEFORE_STRIDE = 10, 3  # one of ten purchases goes to the workers, too; one of three of these at once
+WORKERS_STRIDE, BEFORE_STRIDE = 10, 3  # one of ten purchases also goes to the workers, one of three of these at once
 CHUNK_ROWS = 10_000  # small, so that the workers meet the load in many chunks
 
 
 def run_spark_stage(
     sandbox: Sandbox, task: DemoTask, directory: Path, cleanup: ExitStack, on_progress: OnProgress
 ) -> DemoReport:
-    """Load the whole file while workers process a part of it: in a sandbox of its own, as in ``run_demo``."""
+    """Load the whole file while workers process a part of it, in a sandbox of its own, as in ``run_demo``."""
     begun, purchases = time.monotonic(), list(read_purchases())
     (directory := directory / "final-stage").mkdir()  # both stages have a billing 1, and logs are named after processes
     chosen = purchases[::WORKERS_STRIDE]
@@ -73,7 +73,7 @@ def _publish(sandbox: Sandbox, purchases: Sequence[Purchase]) -> None:
 
 
 def _start_load(task: DemoTask, purchases: Sequence[Purchase], directory: Path) -> subprocess.Popen[bytes]:
-    """Start `txbox bulk-load` on the whole file, as a person would: with the effect of the workers, and no outbox."""
+    """Start `txbox bulk-load` on the whole file as a person would: with the workers' effect, and no outbox."""
     events = directory / "purchases.jsonl"
     events.write_text("".join(f"{purchase.as_json()}\n" for purchase in purchases))
     command = [sys.executable, "-m", "txbox_cli", "bulk-load", str(events), "--subscriber", "billing", "--json"]
@@ -81,6 +81,6 @@ def _start_load(task: DemoTask, purchases: Sequence[Purchase], directory: Path) 
     command += ["--apply", str(BILLING_FILE), f"--chunk-rows={CHUNK_ROWS}"]
     environment = {**os.environ, **task.environment, DATABASE_URL_VARIABLE: task.database_url}
     with (directory / "load.json").open("wb") as out, (directory / "load.log").open("wb") as log:
-        # A session of its own, and no stdin: what is typed is for this program.
+        # A session of its own and no stdin: what is typed is for this program.
         empty = subprocess.DEVNULL
         return subprocess.Popen(command, stdin=empty, stdout=out, stderr=log, env=environment, start_new_session=True)

@@ -1,4 +1,4 @@
-"""The supervisor: keeps the processes of all roles running, of which some kill themselves, until enough have."""
+"""The supervisor: keeps the processes of all roles running until enough of them have killed themselves."""
 
 import multiprocessing
 import random
@@ -17,18 +17,19 @@ from txbox_demo.sandbox import OnProgress, Progress, Sandbox
 from txbox_local.errors import log_tail
 
 STALL_SECONDS = 300.0  # without any progress: something is broken
-LOST_SECONDS = 6.0  # the same while nothing waits: what is missing is lost, and the check says what
-LOOK_SECONDS, LOOK_PAUSE = 0.1, 10  # between looks, which no signal can replace: at least; times what the last one took
-SPARE = 2.0  # lives are so much shorter than the kills ask for: no slot's work ends before its kills
+LOST_SECONDS = 6.0  # the same, while nothing waits: what is missing is lost, and the check says what
+# The pause between polls, which no signal can replace: the least, and how many times the last poll's duration.
+LOOK_SECONDS, LOOK_PAUSE = 0.1, 10
+SPARE = 2.0  # by so much, lives are shorter than the kills need: no slot's work ends before its kills
 
 
 @dataclass(slots=True)
 class Group:
-    """The processes of a role of ``ROLES``."""
+    """The processes of one role of ``ROLES``."""
 
     name: str
     size: int  # how many run at a time
-    kills: int = 0  # are to be killed
+    kills: int = 0  # how many are to be killed
     messages: int = 0  # about how many all of them see
     killed: Counter[str] = field(default_factory=Counter)  # by moment
     started: int = 0
@@ -36,15 +37,15 @@ class Group:
     counts: list[Any] = field(default_factory=list)  # by slot; see COUNTS
 
     def count(self, what: int) -> int:
-        """Return what all processes together have counted."""
+        """Return the total that all processes have counted."""
         return sum(array[what] for array in self.counts)
 
 
 class DemoSupervisor:
-    """Starts processes by the standard library's fork server: in milliseconds, as it has loaded everything once."""
+    """Starts processes with the standard library's fork server: in milliseconds, as it has loaded everything once."""
 
     def __init__(self, groups: Sequence[Group], task: DemoTask, sandbox: Sandbox, directory: Path) -> None:
-        """Take the groups, what is the same for all of their tasks, what they work in, and a directory for logs."""
+        """``task`` holds what all processes share, and ``directory`` their logs."""
         self.groups, self._task, self._sandbox, self._directory = groups, task, sandbox, directory
         self._random = random.Random(task.seed)  # noqa: S311 - choices of the demo, no secrets
         self._context = multiprocessing.get_context("forkserver")
@@ -55,9 +56,10 @@ class DemoSupervisor:
     def drive(
         self, stage: str, on_progress: OnProgress, is_ending: Callable[[], bool], is_done: Callable[[Progress], bool]
     ) -> Progress:
-        """Tend the processes until everything is through the chain, or what is missing is lost; then kill them.
+        """Keep the processes running until everything has passed the chain, or what is missing is lost. Then kill them.
 
-        That is when nothing more will be published (``is_ending``), nothing waits, and all or nothing happens.
+        That is when nothing more will be published (``is_ending``), nothing waits, and either all has happened or
+        nothing happens any more.
         """
         progress, changed_at = Progress(stage), time.monotonic()
         while True:
@@ -68,7 +70,7 @@ class DemoSupervisor:
             before, progress = progress, self._sandbox.progress(stage, killed)
             if before != progress:
                 changed_at = begun
-            unchanged_seconds = begun - changed_at  # from one look to another one, never by the age of one
+            unchanged_seconds = begun - changed_at  # from poll to poll: a poll's own duration never counts
             if ending and not progress.waiting and (is_done(progress) or unchanged_seconds > LOST_SECONDS):
                 break
             if unchanged_seconds > STALL_SECONDS:
@@ -80,14 +82,14 @@ class DemoSupervisor:
         return progress
 
     def kill(self) -> None:
-        """Kill every process; what one of them held comes again."""
+        """Kill every process. What one of them held is redelivered."""
         for group in self.groups:
             for process, _ in group.running.values():
                 process.kill()
                 process.join()
 
     def _tend(self, group: Group) -> None:
-        """Replace the processes that were killed, and start those that are missing. A shop ends with its orders."""
+        """Replace processes that were killed, and start missing ones. A shop ends with its orders."""
         for slot in range(group.size):
             if slot in group.running:
                 process, task = group.running[slot]
@@ -102,7 +104,7 @@ class DemoSupervisor:
 
     def _start(self, group: Group, slot: int) -> None:
         run, moments = ROLES[group.name]
-        # A process that is to die counts as a kill from its start, so that there are not more than are asked for.
+        # A process that is to die counts as a kill from its start, so that there are no more than asked for.
         dying = sum(bool(task.moment) for process, task in group.running.values() if process.exitcode != 0)
         life = group.messages / (max(group.size, group.kills) * SPARE) * self._random.uniform(0.5, 1.5)
         group.started += 1

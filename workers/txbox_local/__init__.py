@@ -1,6 +1,6 @@
 """PostgreSQL, AWS and SMTP on this machine, for `txbox dev`, the demo and the tests.
 
-The servers are real ones, reached over TCP on 127.0.0.1, and end with the program that started them.
+The servers are real, are reached over TCP on 127.0.0.1, and end with the program that started them.
 """
 
 from importlib import import_module
@@ -23,10 +23,10 @@ _MODULES = {
 }
 
 
-if not TYPE_CHECKING:  # type checkers would take any name for one of this module
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name of this module
 
     def __getattr__(name: str) -> Any:
-        # Imported when asked for: the servers' own programs live in this package and need none of it.
+        # Imported on demand: the servers' own programs live in this package and need none of it.
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""What starting and stopping the local servers can raise."""
+"""Errors of starting and stopping the local servers."""
 
 import errno
 import re
@@ -11,9 +11,9 @@ NO_SPACE = "No space left on device"
 
 
 class LocalServerError(TxboxError):
-    """A local server could not be started; the message says what to do.
+    """A local server could not be started. The message says what to do.
 
-    `pid` is the process in the way, where there is one; `log` the last lines that the server wrote.
+    `pid` is the process in the way, if there is one; `log` holds the last lines that the server wrote.
     """
 
     def __init__(self, message: str, *, pid: int | None = None, log: str = "") -> None:
@@ -23,13 +23,13 @@ class LocalServerError(TxboxError):
 
 
 def missing_extra(missing: ImportError | None = None) -> LocalServerError:
-    """The error for a program whose environment lacks the local servers."""
+    """Return the error for an environment without the local servers."""
     detail = f" ({missing.name} is missing)" if missing is not None and missing.name else ""
     return LocalServerError(f"the local servers are not installed{detail}: pip install 'txbox[embedded]'")
 
 
 def no_space(error: OSError) -> LocalServerError | None:
-    """The error for a disk that is full, where `error` says that one is; None where it says something else."""
+    """Return the error for a full disk if `error` reports one, otherwise None."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _full(f": {error.filename}" if error.filename else "")
     if "No usable temporary directory" in str(error):
@@ -40,7 +40,7 @@ def no_space(error: OSError) -> LocalServerError | None:
 
 
 def server_failed(program: str, log: str, *, port: int | None = None) -> LocalServerError:
-    """The error for a program of PostgreSQL that has failed: the cause first, then what to do, then its log."""
+    """Return the error for a failed program of PostgreSQL: first the cause, then what to do, then the log."""
     if NO_SPACE in log:
         return _full("", log)
     complaint = _COMPLAINT.search(log)
@@ -60,11 +60,11 @@ def _full(where: str, log: str = "") -> LocalServerError:
 
 
 _COMPLAINT = re.compile(r"(could not .*|(?<=FATAL:).*|(?<=PANIC:).*|(?<=ERROR:).*|(?<=initdb: error:).*)")
-"""The first line of a log that names a cause; those after it are its consequences."""
+"""The first line of a log that names a cause. Later ones are its consequences."""
 
 
 def log_tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
-    """The last lines of `log`, or nothing when there is no log."""
+    """Return the last lines of `log`, or nothing if there is no log."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

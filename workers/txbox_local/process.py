@@ -14,27 +14,27 @@ from txbox_local.errors import missing_extra
 
 try:
     import psutil
-except ModuleNotFoundError as error:  # it comes with the extra
+except ModuleNotFoundError as error:  # it is part of the extra
     raise missing_extra(error) from error
 
 KEEPER_MARGIN_SECONDS = 5.0
-"""How long after the server's own stop timeout a keeper may take before it is killed, in seconds."""
+"""How long a keeper may take beyond the server's own stop timeout before it is killed."""
 
 
 class KeptProcess:
     """A server process under a keeper.
 
-    ``start()``, ``read_line()``, ``stop()``. Only the process that called ``start`` can stop the server: a fork of
-    it that exits, or that leaves a ``with`` block, changes nothing.
+    Only the process that called ``start`` can stop the server. A fork of it that exits, or that leaves a ``with``
+    block, changes nothing.
 
     Args:
         command: the program and its arguments.
         log: the file that receives its standard error, and its output unless `share_stdout`.
-        stop_signal: the signal that ends it in order.
+        stop_signal: the signal for an orderly end.
         user: the system user to run it as; the caller must be root.
         share_stdout: whether it reports on its standard output, for ``read_line``.
-        remove: a directory that the keeper removes once the server was sent its stop signal.
-        environment: its environment; by default this program's.
+        remove: a directory that the keeper removes after it has sent the stop signal.
+        environment: by default this program's.
         pass_fds: descriptors that the keeper holds open for as long as it runs.
     """
 
@@ -54,7 +54,7 @@ class KeptProcess:
         options += [f"--user={user}"] if user is not None else []
         options += ["--share-stdout"] if share_stdout else []
         options += [f"--remove={remove}"] if remove is not None else []
-        # By its path, isolated and without site-packages: it needs nothing of ours and must start at once.
+        # Run by its path, isolated and without site-packages: it needs nothing of ours and must start at once.
         self._command = [sys.executable, "-I", "-S", process_keeper.__file__, *options, "--", *command]
         self._log = log
         self._environment = environment
@@ -68,7 +68,7 @@ class KeptProcess:
         self.pid: int | None = None
 
     def start(self) -> None:
-        """Start the keeper and, under it, the server; `pid` is the server's, or None when it did not start."""
+        """Start the keeper and, under it, the server. `pid` is the server's, or None if it did not start."""
         stdin, lifeline = os.pipe()
         try:
             with self._log.open("ab") as log:
@@ -96,7 +96,7 @@ class KeptProcess:
                 self._server = psutil.Process(self.pid)
 
     def read_line(self, prefix: str) -> str | None:
-        """The rest of the next line that starts with `prefix`; None when the server ended without one."""
+        """Return the rest of the next line that starts with `prefix`, or None if the server ended without one."""
         if self._keeper is None or self._keeper.stdout is None:
             raise RuntimeError("start() comes first")
         line = bytearray()
@@ -111,11 +111,11 @@ class KeptProcess:
 
     @property
     def keeper_pid(self) -> int | None:
-        """The keeper's process id; None before ``start`` and after ``stop``."""
+        """The keeper's process id, or None before ``start`` and after ``stop``."""
         return None if self._keeper is None else self._keeper.pid
 
     def exited(self, within_seconds: float = 0.0) -> bool:
-        """Whether the keeper has ended, and with it the server; waits up to `within_seconds` seconds for it."""
+        """Whether the keeper has ended, and with it the server. Waits for that up to `within_seconds` seconds."""
         if self._keeper is None:
             return True
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -123,7 +123,7 @@ class KeptProcess:
         return self._keeper.returncode is not None
 
     def stop(self) -> None:
-        """End the server and wait until it has ended; does nothing when it is not running."""
+        """Stop the server and wait until it has ended. Do nothing if it is not running."""
         if self._keeper is None or self._owner != os.getpid():
             return
         _running.discard(self)
@@ -140,11 +140,11 @@ class KeptProcess:
         self._keeper = self._server = self.pid = None
 
     def _end_orphan(self) -> None:
-        # A keeper that was killed has not waited for its server, nor, outside Linux, sent it a signal.
+        # A keeper that was killed has not waited for its server; outside Linux, it has not sent it a signal either.
         if self._server is None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
-            if self._server.is_running():  # and its number was not given to another process
+            if self._server.is_running():  # and its id was not given to another process
                 self._server.send_signal(self._stop_signal)
             try:
                 self._server.wait(self._wait_seconds)
@@ -161,8 +161,8 @@ _running: "weakref.WeakSet[KeptProcess]" = weakref.WeakSet()
 
 
 def _forget_in_fork() -> None:
-    # A fork without exec (multiprocessing's "fork") has a copy of every descriptor. Were it to keep the
-    # lifeline's writing end, the servers would outlive their owner for as long as the fork lives.
+    # A fork without exec (multiprocessing's "fork") has a copy of every descriptor. If it kept the lifeline's
+    # writing end, the servers would outlive their owner for as long as the fork lives.
     for process in list(_running):
         process._close_lifeline()  # noqa: SLF001 # this module's own class
     _running.clear()
@@ -172,7 +172,6 @@ os.register_at_fork(after_in_child=_forget_in_fork)
 
 
 def process_exists(pid: int) -> bool:
-    """Whether there is a process with this id."""
     return psutil.pid_exists(pid)
 
 
@@ -186,10 +185,10 @@ def works_in(pid: int, program: str, directory: Path) -> bool:
     except (psutil.NoSuchProcess, FileNotFoundError):
         return False
     except psutil.AccessDenied:
-        return True  # another user's; better to ask than to disturb it
+        return True  # another user's: better to ask than to disturb it
 
 
 def wait_for_end(pid: int, *, within_seconds: float) -> None:
-    """Wait up to `within_seconds` seconds until process `pid`, which need not be a child, has ended."""
+    """Wait up to `within_seconds` seconds until process `pid` has ended. It need not be a child."""
     with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
         psutil.Process(pid).wait(within_seconds)

@@ -9,7 +9,7 @@
                      └─ the keeper itself is killed: on Linux the kernel sends the server its stop signal
 
 The keeper runs in a session of its own, so that Ctrl-C in a terminal reaches only the parent, which decides. It
-writes ``pid NUMBER`` to standard output once the server's process exists. It imports the standard library only
+writes ``pid NUMBER`` to standard output once the server's process exists. It imports only the standard library
 and is run as a file, so that it starts in a few hundredths of a second.
 
 Usage: process_keeper.py [--stop-signal SIGINT] [--stop-timeout SECONDS] [--user NAME] [--share-stdout]
@@ -49,7 +49,6 @@ class KeeperOptions:
 
 
 def parse(arguments: Sequence[str]) -> KeeperOptions:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="process_keeper", description="Run a program until standard input ends.")
     parser.add_argument("--stop-signal", default="SIGTERM", choices=[one.name for one in signal.Signals])
     parser.add_argument("--stop-timeout", type=float, default=STOP_TIMEOUT_SECONDS, help="seconds until SIGKILL")
@@ -69,14 +68,14 @@ def parse(arguments: Sequence[str]) -> KeeperOptions:
 
 
 def _die_with_keeper(stop_signal: signal.Signals) -> Callable[[], None] | None:
-    """What the child runs before the program: ask for `stop_signal` when the keeper dies (Linux only)."""
+    """Return what the child runs before the program: a request for `stop_signal` when the keeper dies (Linux only)."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     keeper = os.getpid()
 
     def request() -> None:
-        # Runs after the change of user, which would have cleared the request.
+        # This runs after the change of user, which would have cleared the request.
         prctl(PR_SET_PDEATHSIG, int(stop_signal), 0, 0, 0)
         if os.getppid() != keeper:  # the keeper died before the request was made
             os._exit(1)
@@ -99,7 +98,7 @@ def _start(options: KeeperOptions) -> subprocess.Popen[bytes]:
 
 
 def keep(options: KeeperOptions) -> int:
-    """Run the program until it exits or its time has come; return its exit status, negative for a signal."""
+    """Run the program until it exits or must stop. Return its exit status, negative for a signal."""
     wakeup_read, wakeup_write = socket.socketpair()
     with wakeup_read, wakeup_write, selectors.DefaultSelector() as selector:
         for end in (wakeup_read, wakeup_write):
@@ -110,7 +109,7 @@ def keep(options: KeeperOptions) -> int:
         server = _start(options)
         with contextlib.suppress(BrokenPipeError):
             os.write(sys.stdout.fileno(), f"pid {server.pid}\n".encode())
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the server's end of the pipe is the last one
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # now only the server holds this end of the pipe
         selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
         selector.register(wakeup_read, selectors.EVENT_READ)
 
@@ -137,7 +136,6 @@ def keep(options: KeeperOptions) -> int:
 
 
 def main() -> int:
-    """Run the keeper from the command line."""
     status = keep(parse(sys.argv[1:]))
     return status if status >= 0 else 128 - status
 

@@ -1,4 +1,4 @@
-"""The base of LocalPostgres and LocalAws: how they are started, and how they end."""
+"""The base class of LocalPostgres and LocalAws: how they start and how they end."""
 
 import atexit
 import os
@@ -14,10 +14,10 @@ from txbox_local.process import KeptProcess
 class LocalServer(ABC):
     """A server that ends with this program.
 
-    Only the process that called ``start`` can stop it: a fork of it that exits, or that leaves a ``with`` block,
+    Only the process that called ``start`` can stop it. A fork of it that exits, or that leaves a ``with`` block,
     changes nothing.
 
-    A subclass launches it. What it puts into `_temporary` is removed by ``stop``, and when launching fails.
+    A subclass launches it. ``stop`` removes what the subclass puts into `_temporary`; so does a failed launch.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class LocalServer(ABC):
 
     @property
     def pid(self) -> int:
-        """The process id of the server."""
+        """The server's process id."""
         return self._while_running(None if self._process is None else self._process.pid)
 
     @property
@@ -37,10 +37,10 @@ class LocalServer(ABC):
         return self._while_running(None if self._process is None else self._process.keeper_pid)
 
     def start(self) -> Self:
-        """Start the server and wait until it accepts connections; does nothing when it runs.
+        """Start the server and wait until it accepts connections. Do nothing if it runs.
 
         Raises:
-            LocalServerError: it could not be started; the message says why and what to do.
+            LocalServerError: it could not be started. The message says why, and what to do.
         """
         if self._process is not None:
             return self
@@ -56,7 +56,7 @@ class LocalServer(ABC):
         return self
 
     def stop(self) -> None:
-        """Stop the server, and remove what was temporary; does nothing when it is stopped."""
+        """Stop the server and remove what was temporary. Do nothing if it is stopped."""
         if self._process is None or self._owner != os.getpid():
             return
         atexit.unregister(self.stop)
@@ -72,7 +72,7 @@ class LocalServer(ABC):
 
     @abstractmethod
     def _launch(self) -> tuple[KeptProcess, int]:
-        """Start the server and wait until it accepts connections; return its process and its TCP port."""
+        """Start the server and wait until it accepts connections. Return its process and its TCP port."""
 
     def _while_running(self, value: int | None) -> int:
         if self._process is None or value is None:

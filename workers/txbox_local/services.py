@@ -9,7 +9,7 @@ from txbox_local.postgres.local_postgres import LocalPostgres
 
 
 class DevServices:
-    """PostgreSQL and a local AWS for `txbox dev`; the arguments are those of ``LocalPostgres``."""
+    """PostgreSQL and a local AWS for `txbox dev`. The arguments are those of ``LocalPostgres``."""
 
     def __init__(self, directory: Path | None = None, *, port: int | None = None, durable: bool = True) -> None:
         self.postgres = LocalPostgres(directory, port=port, durable=durable)
@@ -17,7 +17,7 @@ class DevServices:
         self._started = ExitStack()
 
     def start(self) -> Self:
-        """Start both; when one fails with ``LocalServerError``, the other is stopped."""
+        """Start both. If one fails with ``LocalServerError``, stop the other."""
         with ExitStack() as starting:
             starting.enter_context(self.postgres)
             starting.enter_context(self.aws)
@@ -25,11 +25,11 @@ class DevServices:
         return self
 
     def stop(self) -> None:
-        """Stop both; does nothing when they are stopped."""
+        """Stop both. Do nothing if they are stopped."""
         self._started.close()
 
     def environment(self) -> dict[str, str]:
-        """The variables that lead txbox and boto3 to these services."""
+        """Return the variables that lead txbox and boto3 to these services."""
         return {"TXBOX_DATABASE_URL": self.postgres.url, **self.aws.environment()}
 
     def __enter__(self) -> Self:

@@ -26,12 +26,12 @@ TRY_LATER = "451 4.3.0 try again later"
 
 @dataclass(frozen=True, slots=True)
 class AcceptedMail:
-    """A mail that the server has answered for with a 250.
+    """A mail that the server has accepted with a 250.
 
     Attributes:
-        sender: by MAIL FROM.
-        recipients: by RCPT TO.
-        content: headers and text, as they came.
+        sender: from MAIL FROM.
+        recipients: from RCPT TO.
+        content: headers and text, as they arrived.
     """
 
     sender: str
@@ -42,7 +42,7 @@ class AcceptedMail:
 class LocalSmtp:
     """A server on 127.0.0.1 that delivers nothing, keeps everything in memory, and ends with this program.
 
-    It runs in a thread of its own. It takes what it is sent: a mail that comes twice is kept twice.
+    It runs in a thread of its own. It accepts whatever it is sent: a mail that arrives twice is kept twice.
 
     ::
 
@@ -51,8 +51,8 @@ class LocalSmtp:
         smtp.accepted
 
     Args:
-        refuses: asked once for each mail, when its recipient is named and before its text; True has the mail refused
-            with a 451, so that its sender knows that it was not taken.
+        refuses: called once for each mail, when its recipient is named and before its text. True refuses the mail with
+            a 451, so its sender knows that it was not accepted.
     """
 
     def __init__(self, *, refuses: Callable[[], bool] = lambda: False) -> None:
@@ -74,16 +74,16 @@ class LocalSmtp:
 
     @property
     def accepted(self) -> tuple[AcceptedMail, ...]:
-        """Every mail that it has accepted, in that order; still there after its end."""
+        """Every mail that it has accepted, in order. They are still there after its end."""
         return tuple(self._mailbox.accepted)
 
     @property
     def refused(self) -> int:
-        """How many mails it has refused."""
+        """The number of mails that it has refused."""
         return self._mailbox.refused
 
     def start(self) -> Self:
-        """Start it, and return when it listens; nothing happens if it runs.
+        """Start the server, and return once it listens. Do nothing if it runs.
 
         Raises:
             LocalServerError: it could not be started.
@@ -108,7 +108,7 @@ class LocalSmtp:
         return self
 
     def stop(self) -> None:
-        """Close every connection and end; does nothing when it has ended."""
+        """Close every connection and end. Do nothing if it has ended."""
         if self._thread is None:
             return
         self._stop()
@@ -123,7 +123,7 @@ class LocalSmtp:
 
 
 class _Mailbox:
-    """aiosmtpd's handler: accepts mails or refuses them."""
+    """aiosmtpd's handler: accepts or refuses mails."""
 
     def __init__(self, refuses: Callable[[], bool]) -> None:
         self._refuses = refuses
@@ -143,18 +143,18 @@ class _Mailbox:
         self, _server: "SMTP", _session: "Session", envelope: "Envelope"
     ) -> str:
         content = envelope.content if isinstance(envelope.content, bytes) else b""
-        # Before the answer: a sender that gets it, and one that has died meanwhile, both have sent the mail.
+        # Before the answer: a sender that gets it and one that has died meanwhile have both sent the mail.
         self.accepted.append(AcceptedMail(envelope.mail_from or "", tuple(envelope.rcpt_tos), content))
         return ACCEPTED
 
 
 async def _serve(smtp: "type[SMTP]", mailbox: _Mailbox, listening: "Future[tuple[int, Callable[[], object]]]") -> None:
-    """Serve until stopped; ``listening`` receives the port and a function that stops it from another thread."""
+    """Serve until stopped. ``listening`` receives the port and a function that stops the server from another thread."""
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     connections: WeakSet[SMTP] = WeakSet()
 
     def connected() -> "SMTP":
-        # By its name it would ask the network for its own.
+        # Without a hostname it would ask the network for its own.
         connection = smtp(mailbox, hostname="localhost", timeout=IDLE_SECONDS, loop=loop)
         connections.add(connection)
         return connection

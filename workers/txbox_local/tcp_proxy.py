@@ -1,6 +1,6 @@
-"""A TCP proxy on 127.0.0.1 that loses what it is told to lose: for tests of outages, and ``txbox_testing``.
+"""A TCP proxy on 127.0.0.1 that loses what it is told to lose, for tests of outages and for ``txbox_testing``.
 
-It understands nothing of what passes through; it looks for bytes, such as those of a COMMIT.
+It does not understand what passes through. It looks for bytes, such as those of a COMMIT.
 """
 
 import contextlib
@@ -11,14 +11,14 @@ from functools import partial
 from typing import Self
 
 COMMIT = b"COMMIT\0"
-"""As psycopg sends it, in a simple query."""
+"""A COMMIT as psycopg sends it, in a simple query."""
 
 CHUNK_BYTES = 65536
 LONGEST_MARKER_BYTES = 40
 
 
 class TcpProxy:
-    """Passes connections on to a server, until told otherwise.
+    """Passes connections on to a server until told otherwise.
 
     ::
 
@@ -46,7 +46,7 @@ class TcpProxy:
     # --- controls ----------------------------------------------------------------------------------------------------
 
     def cut(self) -> int:
-        """Cut every connection there is; return how many."""
+        """Cut every open connection; return how many there were."""
         with self._lock:
             pairs = list(self._pairs)
         for pair in pairs:
@@ -58,7 +58,7 @@ class TcpProxy:
         self._refusing = True
 
     def hold(self) -> None:
-        """From now on, let new connections wait."""
+        """From now on, make new connections wait."""
         self._lets_in.clear()
 
     def accept(self) -> None:
@@ -68,13 +68,13 @@ class TcpProxy:
         self._lets_in.set()
 
     def swallow_replies(self) -> None:
-        """From now on, let requests through and lose the answers."""
+        """From now on, pass requests on and lose the answers."""
         self._swallowing = True
 
     def hush(self) -> int:
-        """From now on, take in what the connections there are now say, and pass nothing on; return how many.
+        """From now on, receive what the open connections send, and pass nothing on; return how many there are.
 
-        Neither end hears of it: packets are acknowledged. New connections are served.
+        Neither end notices: packets are acknowledged. New connections are served.
         """
         with self._lock:
             for pair in self._pairs:
@@ -82,9 +82,9 @@ class TcpProxy:
             return len(self._pairs)
 
     def lose_next(self, marker: bytes = COMMIT, *, reaches_server: bool, quietly: bool = False) -> None:
-        """Lose the answer to the next request that holds these bytes, or the request; and cut that connection.
+        """Lose the next request that contains ``marker``, or only its answer, and cut that connection.
 
-        Quietly: leave the connection as it is, and pass no further answer on.
+        With ``quietly``, leave the connection open, but pass no further answer on.
         """
         with self._lock:
             self._marker, self._marked_passes, self._quietly = marker, reaches_server, quietly
@@ -161,7 +161,7 @@ class TcpProxy:
     def _answers(self, pair: "_Pair") -> None:
         while data := pair.server.recv(CHUNK_BYTES):
             if pair.loses_answer:
-                # The server has answered, so it has done what it was asked.
+                # The server has answered, so it has done what it was asked to do.
                 return
             if not (self._swallowing or pair.hushed or pair.muted):
                 pair.client.sendall(data)
@@ -186,7 +186,7 @@ class _Pair:
 
     def close(self) -> None:
         for end in (self.client, self.server):
-            # Closing alone does not wake a thread that waits in recv.
+            # close() alone does not wake a thread that waits in recv.
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()

@@ -1,4 +1,4 @@
-"""SQS, SNS, EventBridge, DynamoDB and Step Functions on this machine: moto's server, over HTTP as AWS would be."""
+"""SQS, SNS, EventBridge, DynamoDB and Step Functions on this machine: moto's server, reached over HTTP as AWS is."""
 
 import signal
 import sys
@@ -13,11 +13,11 @@ from txbox_local.server import LocalServer
 REGION = "us-east-1"
 CREDENTIAL = "local"
 REQUIRED = ("moto", "flask", "werkzeug", "flask_cors")
-"""What `moto[server]` installs and the server's program imports."""
+"""The modules that `moto[server]` installs and the server's program imports."""
 
 
 class LocalAws(LocalServer):
-    """A server on 127.0.0.1 that answers like AWS, keeps everything in memory and ends with this program.
+    """A server on 127.0.0.1 that answers as AWS does, keeps everything in memory, and ends with this program.
 
     ::
 
@@ -25,7 +25,7 @@ class LocalAws(LocalServer):
             sqs = boto3.client("sqs", endpoint_url=aws.endpoint_url)
 
     Args:
-        log: the server's log file; by default a temporary one, removed by ``stop``.
+        log: the server's log file; by default a temporary one, which ``stop`` removes.
     """
 
     def __init__(self, *, log: Path | None = None) -> None:
@@ -38,7 +38,7 @@ class LocalAws(LocalServer):
         return f"http://127.0.0.1:{self._while_running(self._port)}"
 
     def environment(self) -> dict[str, str]:
-        """boto3's own variables that lead it here, for every service; it accepts any credentials."""
+        """Return boto3's own variables that lead it here, for every service. The server accepts any credentials."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_ACCESS_KEY_ID": CREDENTIAL,

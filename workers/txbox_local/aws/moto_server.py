@@ -1,14 +1,14 @@
-"""The program behind `LocalAws`: moto's server on 127.0.0.1, made cheap enough for a demo and for tests.
+"""The program behind `LocalAws`: moto's server on 127.0.0.1, made fast enough for a demo and for tests.
 
 It binds a port that the operating system chooses, writes ``port NUMBER`` to standard output, and serves until
-a signal ends it. What differs from moto's own server:
+a signal ends it. It differs from moto's own server:
 
-* Connections are kept alive. werkzeug closes each one and then waits 10 ms for more of it.
-* The service behind a request is found once per service and region, not by listing moto's directory and trying
-  two hundred patterns for each request.
-* Requests to SQS, DynamoDB and Step Functions run one after another, as moto's state is not made for threads; a long
-  poll gives way to the others while it waits (see `txbox_local.aws.moto_sqs`). SNS and EventBridge may call other
-  servers: they do not hold that lock, and what they send to a queue takes it there.
+* It keeps connections alive. werkzeug closes each one and then waits 10 ms for more from it.
+* It finds the service behind a request once per service and region. moto lists its directory and tries two hundred
+  patterns for each request.
+* Requests to SQS, DynamoDB and Step Functions run one after another, as moto's state is not thread-safe. A long poll
+  lets the others run while it waits (see `txbox_local.aws.moto_sqs`). SNS and EventBridge may call other servers:
+  they do not hold that lock, and what they send to a queue takes it there.
 * A topic does not keep what it has delivered, and an event arrives whole (see `txbox_local.aws.moto_sns_eventbridge`).
 """
 
@@ -37,13 +37,13 @@ _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType] | tupl
 
 
 def _application(service: Any) -> Any:
-    """moto's program for a service, patched before its first use."""
+    """Return moto's application for a service, patched before its first use."""
     patch_sns_eventbridge(service)
     return create_backend_app(service)
 
 
 class MotoDispatcher(DomainDispatcherApplication):
-    """Finds the service that a request is for, and runs it there."""
+    """Finds the service that a request is for, and runs the request there."""
 
     def __init__(self) -> None:
         super().__init__(_application)
@@ -51,14 +51,13 @@ class MotoDispatcher(DomainDispatcherApplication):
         self._backends_lock = Lock()
 
     def get_backend_for_host(self, host: str | None) -> Any:
-        """moto's name for the service behind `host`; remembered, as the search is long."""
+        """Return moto's name for the service behind `host`. It is remembered, as the search takes long."""
         with self._backends_lock:
             if host not in self._backends:
                 self._backends[host] = super().get_backend_for_host(host)
             return self._backends[host]
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        """Answer one request."""
         application = self.get_application(environ)
         if application.service not in SERIALIZED_SERVICES:  # type: ignore[attr-defined] # moto sets it
             return application(environ, start_response)
@@ -67,16 +66,15 @@ class MotoDispatcher(DomainDispatcherApplication):
 
 
 class KeepAliveHandler(MotoRequestHandler):
-    """Serves one connection: any number of requests, each answered in one write, none logged."""
+    """Serves one connection: any number of requests, each answered in one write and none logged."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = WRITE_BUFFER_BYTES
 
     def run_wsgi(self) -> None:
-        """Answer one request."""
         environ = self.make_environ()
-        # Read the whole body first: what a service leaves unread would be taken for the next request.
+        # Read the whole body first: whatever a service leaves unread would be taken for the next request.
         if environ.pop("wsgi.input_terminated", False):
             environ.pop("HTTP_TRANSFER_ENCODING", None)
             body = environ["wsgi.input"].read()
@@ -103,7 +101,7 @@ class KeepAliveHandler(MotoRequestHandler):
                 close = getattr(result, "close", None)
                 if close is not None:
                     close()
-        except Exception:  # whatever moto raises, this request failed and the next may not
+        except Exception:  # whatever moto raises, only this request has failed
             logging.getLogger(__name__).exception("%s %s", self.command, self.path)
             status, headers, payload = "500 Internal Server Error", [], b""
         self._answer(status, headers, payload)
@@ -122,7 +120,7 @@ class KeepAliveHandler(MotoRequestHandler):
         self.wfile.flush()
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Keep quiet: a log line per request costs more than some requests."""
+        """Log nothing: a log line costs more than some requests."""
 
 
 def main() -> None:
@@ -131,7 +129,7 @@ def main() -> None:
     patch_sqs()
     server = make_server("127.0.0.1", 0, MotoDispatcher(), threaded=True, request_handler=KeepAliveHandler)
     os.write(sys.stdout.fileno(), f"port {server.port}\n".encode())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the pipe is not read from here on
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # from here on, nobody reads the pipe
     server.serve_forever()
 
 

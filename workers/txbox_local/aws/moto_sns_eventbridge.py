@@ -1,10 +1,10 @@
-"""Patches moto's SNS and EventBridge: they may run for long, and deliver what AWS would deliver.
+"""Patches moto's SNS and EventBridge, so that they can run for long and deliver what AWS would deliver.
 
 Both send to SQS queues. Measured with moto 5.2.5:
 
-* a topic keeps everything that was ever published to it, so a server that is left running grows without end.
-* an event reaches its targets without ``account``, rewritten through a text template: one that holds ``<detail>`` is
-  broken, and each costs 7 ms.
+* a topic keeps everything that was ever published to it, so a server that keeps running grows without end.
+* an event reaches its targets without ``account``, rewritten through a text template. One that contains ``<detail>``
+  is broken, and each costs 7 ms.
 """
 
 from collections import deque
@@ -12,9 +12,9 @@ from typing import Any
 
 
 def patch_sns_eventbridge(service: str) -> None:
-    """Patch one of these services, before it is used for the first time; ``service`` is moto's name of it.
+    """Patch SNS or EventBridge before its first use. ``service`` is moto's name for it.
 
-    Any other is left alone; so are these until they are used, as importing them takes time and memory.
+    Other services are left alone. So are these two until they are used, as importing them takes time and memory.
     """
     if service == "sns":
         _patch_topics()

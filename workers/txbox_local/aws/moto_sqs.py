@@ -1,17 +1,17 @@
-"""Patches moto's SQS: its queues may have several consumers at once.
+"""Patches moto's SQS, so that its queues can have several consumers at once.
 
-moto answers the SQS protocol well; its queues were written for one test thread. Measured with moto 5.2.5:
+moto answers the SQS protocol well, but its queues were written for one test thread. Measured with moto 5.2.5:
 
 * two receivers at once may get the same message, and ``delete_message`` replaces the list of messages without
   the lock, so that one sent at that moment is lost.
-* ``receive_message`` looks once, at its start, at which FIFO groups are being processed. Two receivers at
+* ``receive_message`` checks only once, at its start, which FIFO groups are being processed. Two receivers at
   once, or one that was already waiting, get two messages of one group; and when two messages of a group
   become visible again together, the second is delivered first.
 * every send counts the whole queue and every receive copies it, so 2,000 waiting messages cost half a
   second per request.
 
-Here one lock guards every queue, released only while a receiver waits; a receive stops at the last message
-that it takes, and a receipt handle is found by a dictionary.
+Here one lock guards every queue, and is released only while a receiver waits. A receive stops at the last message
+that it takes, and a dictionary finds a receipt handle.
 
 The rules of FIFO delivery are those of the SQS developer guide ("FIFO queue delivery logic"): while a message
 of a group is in flight, nothing else of that group is delivered.
@@ -29,7 +29,7 @@ from moto.sqs.exceptions import InvalidParameterValue, ReceiptHandleIsInvalid
 from moto.sqs.models import Message, Queue, SQSBackend
 
 LOCK = RLock()
-"""Guards every queue and everything that a request changes; a waiting receiver releases it."""
+"""Guards every queue and everything that a request changes. A receiver releases it while it waits."""
 
 DEDUPLICATION_INTERVAL_MS = 5 * 60 * 1000
 MAXIMUM_VISIBILITY_MS = 12 * 60 * 60 * 1000
@@ -42,7 +42,7 @@ COUNTS = (
 
 
 def patch_sqs() -> None:
-    """Make every queue that moto creates in this process one of ours."""
+    """Make every queue that moto creates in this process a ``LocalQueue``."""
     models.Queue = LocalQueue  # type: ignore[misc] # the class that SQSBackend.create_queue looks up
     models.sqs_backends.backend = LocalSqsBackend
 
@@ -52,10 +52,10 @@ def _now_ms() -> float:
 
 
 class LocalQueue(Queue):
-    """A queue whose operations are atomic and cost what they touch, not what is queued."""
+    """A queue whose operations are atomic. Their cost depends on the messages they touch, not on the queue's length."""
 
-    # The counts need a walk over all messages and moto evaluates every attribute at each send; they are
-    # added by LocalSqsBackend.get_queue_attributes, where they are asked for.
+    # The counts need a walk over all messages, and moto evaluates every attribute at each send. So only
+    # LocalSqsBackend.get_queue_attributes adds them, when they are asked for.
     BASE_ATTRIBUTES = [name for name in Queue.BASE_ATTRIBUTES if name not in COUNTS]  # noqa: RUF012 # moto's name
 
     def __init__(self, name: str, region: str, account_id: str, **kwargs: Any) -> None:
@@ -91,10 +91,10 @@ class LocalQueue(Queue):
         return False
 
     def take(self, count: int, visibility_timeout_seconds: int, attribute_names: list[str]) -> list[Message]:
-        """Up to `count` deliverable messages in order, each now in flight; copies, as they are received."""
+        """Return up to `count` deliverable messages in order, each now in flight: copies, as they were received."""
         now = _now_ms()
-        # Only what is still invisible counts as in flight. Deciding this for all messages before the walk,
-        # with one reading of the clock, keeps two messages that expire together in their order.
+        # Only what is still invisible counts as in flight. This is decided for all messages before the walk, with one
+        # reading of the clock, so that two messages that expire together keep their order.
         self._pending_messages = {message for message in self._pending_messages if message.visible_at >= now}
         blocked = {message.group_id for message in self._pending_messages} if self.fifo_queue else set()
         taken: list[Message] = []
@@ -147,13 +147,13 @@ class LocalQueue(Queue):
         return delivered
 
     def seconds_until_available(self) -> float:
-        """How long until the next message that is in flight or delayed may be received, in seconds."""
+        """Return the seconds until the next message that is in flight or delayed may be received."""
         now = _now_ms()
         later = [max(message.visible_at, message.delayed_until) for message in self._messages]
         return max(min((due for due in later if due >= now), default=now + 1000) - now + 1, 1) / 1000
 
     def delete_message(self, receipt_handle: str) -> None:
-        """Delete the message received with `receipt_handle`, or with an earlier one; deleting twice is fine."""
+        """Delete the message received with `receipt_handle`, or with an earlier one. Deleting twice is no error."""
         with self.changed:
             if receipt_handle in self.deleted_messages:
                 return
@@ -167,17 +167,17 @@ class LocalQueue(Queue):
                 if handle is not None:
                     self.deleted_messages.add(handle)
                     self._receipts.pop(handle, None)
-            self.changed.notify_all()  # the next message of its group may go
+            self.changed.notify_all()  # the next message of its group may be delivered
 
     def received(self, receipt_handle: str) -> tuple[Message, float]:
-        """The message received with `receipt_handle` and when that was, in Unix milliseconds."""
+        """Return the message received with `receipt_handle`, and when that was, in Unix milliseconds."""
         try:
             return self._receipts[receipt_handle]
         except KeyError:
             raise ReceiptHandleIsInvalid from None
 
     def counts(self) -> dict[str, int]:
-        """The three approximate counts of this queue, by attribute name."""
+        """Return the three approximate counts of this queue, by attribute name."""
         now = _now_ms()
         delayed = sum(message.delayed_until > now for message in self._messages)
         in_flight = sum(message.visible_at >= now for message in self._messages)
@@ -186,7 +186,7 @@ class LocalQueue(Queue):
 
 
 class LocalSqsBackend(SQSBackend):
-    """SQS of one region: moto's, with the operations that several consumers share made atomic."""
+    """SQS of one region: moto's, with atomic operations where several consumers share them."""
 
     __module__ = SQSBackend.__module__  # moto finds a service's URLs beside the module of its backend
 
@@ -198,7 +198,7 @@ class LocalSqsBackend(SQSBackend):
         visibility_timeout: int,
         message_attribute_names: list[str] | None = None,
     ) -> list[Message]:
-        """Take up to `count` messages; wait up to `wait_seconds_timeout` seconds for the first."""
+        """Take up to `count` messages. Wait up to `wait_seconds_timeout` seconds for the first."""
         deadline = time.monotonic() + wait_seconds_timeout
         while True:
             queue = self.get_queue(queue_name)  # again after each wait: it may have been deleted
@@ -212,7 +212,7 @@ class LocalSqsBackend(SQSBackend):
                 queue.changed.wait(min(remaining, queue.seconds_until_available()))
 
     def change_message_visibility(self, queue_name: str, receipt_handle: str, visibility_timeout: int) -> None:
-        """Let a received message become visible `visibility_timeout` seconds from now."""
+        """Make a received message visible `visibility_timeout` seconds from now."""
         queue = self.get_queue(queue_name)
         if not isinstance(queue, LocalQueue):
             raise TypeError(f"queue {queue_name} was created before patch_sqs()")
@@ -230,7 +230,7 @@ class LocalSqsBackend(SQSBackend):
             queue.changed.notify_all()
 
     def get_queue_attributes(self, queue_name: str, attribute_names: Sequence[str]) -> dict[str, Any]:
-        """The attributes asked for; the approximate counts are taken now."""
+        """Return the attributes asked for. The approximate counts are taken now."""
         queue = self.get_queue(queue_name)
         plain = [name for name in attribute_names if name not in COUNTS]
         attributes: dict[str, Any] = super().get_queue_attributes(queue_name, plain)

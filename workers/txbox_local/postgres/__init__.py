@@ -1,1 +1,1 @@
-"""A PostgreSQL server of our own."""
+"""A PostgreSQL server on this machine."""

@@ -1,4 +1,4 @@
-"""Creating what PostgreSQL calls a cluster: the data directory, with a superuser, a password and one database."""
+"""Creates what PostgreSQL calls a cluster: the data directory, with a superuser, a password and one database."""
 
 import os
 import secrets
@@ -15,10 +15,12 @@ PASSWORD_BYTES = 24
 def ensure_cluster(
     installation: Installation, directory: ServerDirectory, *, user: str, database: str, durable: bool
 ) -> str:
-    """Create the data directory unless it is there, complete with the database; return the password.
+    """Create the data directory with the database, unless it exists. Return the password.
 
-    The directory is locked. ``durable``: what is created survives a crash of the machine. Raises ``LocalServerError``:
-    it could not be created, or is there without its password.
+    The caller holds the directory's lock. With ``durable``, what is created survives a crash of the machine.
+
+    Raises:
+        LocalServerError: the directory could not be created, or exists without its password.
     """
     if directory.data.exists():
         try:
@@ -37,7 +39,7 @@ def ensure_cluster(
     password_for_initdb = directory.path / "password.new"
     _write_private(password_for_initdb, password, installation.user)
     unsynced = [] if durable else ["--no-sync"]
-    # The builtin provider sorts and folds UTF-8 alike on every system, whatever locales that has.
+    # The builtin provider sorts and folds UTF-8 alike on every system, whatever locales that system has.
     _must_succeed(
         installation,
         "initdb",
@@ -64,7 +66,7 @@ def ensure_cluster(
 
 
 def _write_private(path: Path, text: str, user: ServiceUser | None = None) -> None:
-    """Write a file that only its owner, `user` or else this one, can read."""
+    """Write a file that only its owner can read: `user`, or else the current user."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -75,6 +77,6 @@ def _write_private(path: Path, text: str, user: ServiceUser | None = None) -> No
 
 def _must_succeed(installation: Installation, program: str, *arguments: str, stdin: str = "") -> None:
     result = installation.run(program, *arguments, stdin=stdin)
-    # In single-user mode an error in a statement is reported, and then the exit status is 0 all the same.
+    # In single-user mode an error in a statement is reported, but the exit status is still 0.
     if result.returncode or "ERROR:" in result.stderr:
         raise server_failed(program, (result.stdout + result.stderr).strip())

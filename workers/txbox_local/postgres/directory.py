@@ -1,4 +1,4 @@
-"""Where a PostgreSQL server of our own keeps its files, and the lock that lets one server at a time have them.
+"""Where a local PostgreSQL server keeps its files, and the lock that lets only one server at a time use them.
 
 ::
 
@@ -7,7 +7,7 @@
     DIRECTORY/server.log  the server's log
     DIRECTORY/lock        locked for as long as a server runs here; holds the process id of its owner
 
-The keeper holds the lock, so it outlives an owner that was killed until the server has ended.
+The keeper holds the lock. So when an owner is killed, the lock stays until the server has ended.
 """
 
 import fcntl
@@ -23,17 +23,17 @@ from txbox_local.postgres.installation import ServiceUser, can_enter
 from txbox_local.process import process_exists, wait_for_end, works_in
 
 POLL_INTERVAL_SECONDS = 0.02
-"""How often the directory's files are read again, in seconds."""
+"""How often the directory's files are read again."""
 
 PREDECESSOR_TIMEOUT_SECONDS = 20.0
-"""How long the server of an owner that was killed may take to end, in seconds."""
+"""How long the server of a killed owner may take to end."""
 
 READY_LINE = 7
-"""The line of postmaster.pid that says how far the server is (LOCK_FILE_LINE_PM_STATUS, counted from 0)."""
+"""The line of postmaster.pid that holds the server's state (LOCK_FILE_LINE_PM_STATUS, counted from 0)."""
 
 
 class ServerDirectory:
-    """The directory of one server: where it is, or where ``prepare`` makes it."""
+    """The directory of one server: where it is, or where ``prepare`` creates it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class ServerDirectory:
         self._pid_file = self.data / "postmaster.pid"
 
     def prepare(self, user: ServiceUser | None) -> None:
-        """Make the directory, unless it is there, and open it to the server's user, or raise ``LocalServerError``."""
+        """Create the directory unless it exists, and open it to the server's user, or raise ``LocalServerError``."""
         try:
             if not self.path.exists():
                 self.path.mkdir(mode=0o700, parents=True)
@@ -62,7 +62,7 @@ class ServerDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Lock the directory for a server to come, and clear away what is left of one that was killed.
+        """Lock the directory for a new server, and remove what a killed one left behind.
 
         The lock lasts until every copy of the yielded descriptor is closed: this one, at the end of the block, and
         the keeper's.
@@ -86,7 +86,7 @@ class ServerDirectory:
         return len(lines) > READY_LINE and _number(lines[0]) == pid and lines[READY_LINE].strip() == "ready"
 
     def _take(self, lock: int) -> int | None:
-        """Take the lock, waiting while a server whose owner was killed ends; return that owner."""
+        """Take the lock, and return its last owner. While that owner's server ends after a kill, wait."""
         deadline = time.monotonic() + PREDECESSOR_TIMEOUT_SECONDS
         while True:
             try:
@@ -95,7 +95,7 @@ class ServerDirectory:
                 owner = self._lock_owner()
                 if owner is None or process_exists(owner) or time.monotonic() > deadline:
                     raise self._in_use(self._postmaster_pid() or owner) from None
-                time.sleep(POLL_INTERVAL_SECONDS)  # a lock can be waited for, but not with a deadline
+                time.sleep(POLL_INTERVAL_SECONDS)  # flock can wait, but not with a deadline
             else:
                 owner = self._lock_owner()
                 os.ftruncate(lock, 0)
@@ -105,12 +105,12 @@ class ServerDirectory:
     def _remove_stale_pid_file(self, predecessor: int | None) -> None:
         """Remove the postmaster.pid of a server that was killed.
 
-        PostgreSQL does so itself, unless its process id was given to another process of the same user meanwhile.
+        PostgreSQL does so itself, unless another process of the same user has been given that process id meanwhile.
         """
         pid = self._postmaster_pid()
         if pid is None:
             return
-        # Without a keeper and an owner, a signal to stop was sent, but its end was not waited for.
+        # If keeper and owner have ended, a stop signal was sent, but nobody waited for the server's end.
         orphan = predecessor is not None and (predecessor == os.getpid() or not process_exists(predecessor))
         deadline = time.monotonic() + (PREDECESSOR_TIMEOUT_SECONDS if orphan else 0)
         while works_in(pid, "postgres", self.data):
@@ -141,7 +141,7 @@ class ServerDirectory:
 
 
 def temporary_directory(user: ServiceUser | None) -> Path:
-    """Make a new directory that the server's user can reach, or raise ``LocalServerError``."""
+    """Create a directory that the server's user can reach, or raise ``LocalServerError``."""
     for parent in dict.fromkeys((tempfile.gettempdir(), "/var/tmp", "/tmp")):  # noqa: S108 # mkdtemp makes it private
         if not can_enter(user, Path(parent)):
             continue
@@ -152,7 +152,7 @@ def temporary_directory(user: ServiceUser | None) -> Path:
 
 
 def _let_through(directory: Path, user: ServiceUser | None) -> None:
-    # The directory stays root's, so that nothing root writes there can be redirected; the server's user passes
+    # The directory stays root's, so that nobody can redirect what root writes there. The server's user passes
     # through to `data`, which is its own.
     if user is not None:
         directory.chmod(0o711)

