@@ -1,9 +1,9 @@
--- What bounds the reads of a page.
+-- The limits of a page's reads.
 
 -- name: bound_time
--- Bound the time of every later statement of this transaction, and its waits for locks; compile none of them, which
--- takes longer than they do. One from which row-level security would hide rows fails: a page must not say that there
--- are none.
+-- Limit the time of every later statement of this transaction, and its waits for locks. Compile none of them: that
+-- takes longer than they do. A statement fails if row-level security would hide rows from it: a page must not say that
+-- there are none.
 -- parameters: milliseconds text, lock_milliseconds text
 -- returns: the settings
 SELECT set_config('statement_timeout', %(milliseconds)s, true),

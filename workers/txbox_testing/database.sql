@@ -1,7 +1,7 @@
 -- The database of a trial: its tables, and its sessions.
 
 -- name: list_tables
--- The tables that hold rows: partitions, not what is partitioned.
+-- The tables that hold rows: partitions, but not partitioned tables.
 -- parameters: inbox text (the name of txbox's inbox)
 -- returns: schema, name, beside_inbox (a boolean: it is in the inbox's schema), in a fixed order
 SELECT namespace.nspname AS schema, class.relname AS name,
@@ -14,8 +14,8 @@ WHERE class.relkind = 'r' AND class.relpersistence <> 't'
 ORDER BY 1, 2
 
 -- name: list_columns
--- The columns of all tables, and whether they vary by their nature: times, UUIDs, what is counted by a sequence or
--- generated, and foreign keys to these.
+-- The columns of all tables, and whether they vary by nature: times, UUIDs, values from a sequence, generated ones, and
+-- foreign keys to these.
 -- parameters: none
 -- returns: schema, name, column_name, varies
 WITH RECURSIVE varying (relation, number) AS (
@@ -55,7 +55,7 @@ FROM pg_catalog.pg_stat_activity
 WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid() AND backend_type = 'client backend'
 
 -- name: ignore_constraints
--- Until the transaction ends, neither triggers nor foreign keys look at what is restored. Needs a superuser.
+-- Until the transaction ends, disable triggers and foreign keys for what is restored. Needs a superuser.
 -- parameters: none
 -- returns: one row
 SELECT pg_catalog.set_config('session_replication_role', 'replica', true)

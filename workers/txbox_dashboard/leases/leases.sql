@@ -1,5 +1,5 @@
--- Leases. The table may have many millions of completed ones, and has no index of those that are under way: what is
--- looked at is bounded, and begins with what was written last.
+-- Leases. The table may have many millions of completed ones, and has no index of those under way. So reads are
+-- limited, and begin with what was written last.
 
 -- name: blocks
 -- How large the table is.
@@ -9,7 +9,7 @@ SELECT pg_relation_size(oid) / current_setting('block_size')::bigint AS blocks, 
 FROM pg_class WHERE oid = '{{literal(message_lease)}}'::regclass
 
 -- name: counts
--- How the leases of each subscriber stand, in a stretch of the table.
+-- Each subscriber's leases by state, in a stretch of the table.
 -- parameters: first text (a place)
 -- returns: subscriber_id, completed, in_flight, run_out, failed, longest_seconds
 SELECT subscriber_id,
@@ -23,7 +23,7 @@ SELECT subscriber_id,
 FROM {{message_lease}} WHERE ctid >= %(first)s::text::tid GROUP BY subscriber_id ORDER BY subscriber_id
 
 -- name: under_way
--- The leases that are not completed, in a stretch of the table, what was begun first first.
+-- The leases that are not completed, in a stretch of the table, the oldest first.
 -- parameters: first text (a place), limit bigint
 -- returns: subscriber_id, message_id, owner, fence, attempts, failures, held_seconds, expires_seconds (null: it is free)
 SELECT subscriber_id, message_id, owner, fence, attempts, failures,

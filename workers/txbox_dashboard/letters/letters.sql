@@ -1,5 +1,5 @@
--- Dead letters for people. There may be a million, and a filter that means few of them: each statement looks at a
--- stretch of so many numbers, the newest first, or at the letters of one subscriber that wait, if these are few.
+-- Dead letters for people. There may be a million, of which a filter matches few. So each statement reads one stretch
+-- of numbers, the newest first, or the waiting letters of one subscriber, if these are few.
 
 -- fragment: line
 letter.dead_letter_id, letter.subscriber_id, letter.message_id, letter.reason, left(letter.error, 20000) AS error,
@@ -20,20 +20,20 @@ letter.dead_letter_id, letter.subscriber_id, letter.message_id, letter.reason, l
 (SELECT * FROM {{dead_letter}} AS every WHERE every.dead_letter_id = ANY(%(chosen)s::bigint[])) AS letter
 
 -- name: newest
--- The highest number of a letter; 0 if there is none.
+-- The highest number of a letter, or 0 if there is none.
 -- parameters: none
 -- returns: number
 SELECT coalesce(max(dead_letter_id), 0) AS number FROM {{dead_letter}}
 
 -- name: of_numbers
--- The letters of some numbers that a filter means, the newest first. It takes the parameters of the filter, too.
+-- The letters among these numbers that match a filter, the newest first. Also takes the filter's parameters.
 -- parameters: chosen bigint[], before bigint, page int
 -- returns: as in_stretch
 SELECT {{line}} FROM {{chosen}} WHERE {{wanted}} AND letter.dead_letter_id < %(before)s
 ORDER BY letter.dead_letter_id DESC LIMIT %(page)s
 
 -- name: counts_of_numbers
--- How many of them wait. It takes the parameters of the filter, too.
+-- How many of them wait. Also takes the filter's parameters.
 -- parameters: chosen bigint[]
 -- returns: as counts_in_stretch
 SELECT letter.subscriber_id, letter.reason, count(*) AS letters FROM {{chosen}} WHERE {{wanted}} AND {{waits}} GROUP BY 1, 2
@@ -48,45 +48,45 @@ SELECT min(letter.dead_letter_id) AS lowest, count(*) AS letters FROM (
 ) AS letter
 
 -- name: in_stretch
--- The letters of a stretch that a filter means, the newest first. It takes the parameters of the filter, too.
+-- The letters of a stretch that match a filter, the newest first. Also takes the filter's parameters.
 -- parameters: before bigint, stretch int, page int
 -- returns: the columns of the fragment line
 SELECT {{line}} FROM {{stretch}} WHERE {{wanted}} ORDER BY letter.dead_letter_id DESC LIMIT %(page)s
 
 -- name: counts_in_stretch
--- How many of them there are. It takes the parameters of the filter, too.
+-- How many of them there are. Also takes the filter's parameters.
 -- parameters: before bigint, stretch int
 -- returns: subscriber_id, reason, letters
 SELECT letter.subscriber_id, letter.reason, count(*) AS letters FROM {{stretch}} WHERE {{wanted}} GROUP BY 1, 2
 
 -- name: count_of_subscriber
--- How many letters of a subscriber wait, at most so many.
+-- How many letters of a subscriber wait, counted up to a limit.
 -- parameters: subscriber_id text, stretch int
 -- returns: letters
 SELECT count(*) AS letters FROM {{few}}
 
 -- name: of_subscriber
--- The letters of a subscriber that a filter means, the newest first; of so many that wait. It takes
--- the parameters of the filter, too.
+-- The letters of a subscriber that match a filter, the newest first, among a limited number that wait. Also takes
+-- the filter's parameters.
 -- parameters: subscriber_id text, before bigint, stretch int, page int
 -- returns: as in_stretch
 SELECT {{line}} FROM {{few}} WHERE {{wanted}} AND letter.dead_letter_id < %(before)s
 ORDER BY letter.dead_letter_id DESC LIMIT %(page)s
 
 -- name: counts_of_subscriber
--- How many of them there are. It takes the parameters of the filter, too.
+-- How many of them there are. Also takes the filter's parameters.
 -- parameters: subscriber_id text, stretch int
 -- returns: as counts_in_stretch
 SELECT letter.subscriber_id, letter.reason, count(*) AS letters FROM {{few}} WHERE {{wanted}} GROUP BY 1, 2
 
 -- name: one_letter
--- One letter. It takes the parameters of the fragment letter, too.
+-- One letter. Also takes the parameters of the fragment letter.
 -- parameters: number bigint
 -- returns: the columns of DeadLetter
 SELECT {{letter}} FROM {{dead_letter}} AS letter WHERE letter.dead_letter_id = %(number)s
 
 -- name: operations_of
--- Which of the last operations have selected a letter, and what became of it.
+-- Those of the latest operations that selected a letter, and what became of it.
 -- parameters: number bigint
 -- returns: operation_id, kind, requested_by, note, outcome, error, done_at
 SELECT operation.operation_id, operation.kind, operation.requested_by, operation.note, selected.outcome, selected.error,
@@ -97,7 +97,7 @@ JOIN {{dead_letter_selection}} AS selected
 ORDER BY operation.operation_id DESC
 
 -- name: last_operations
--- The last redrives and discards; of a large one, its last letters are counted, which are done last.
+-- The last redrives and discards. In a large one, only the last letters are counted, which are done last.
 -- parameters: limit int, counted int
 -- returns: operation_id, kind, filter, note, requested_by, requested_at, finished_at, outcomes (a JSON object of counts),
 --   letters (at most counted + 1)

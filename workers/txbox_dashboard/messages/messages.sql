@@ -1,4 +1,4 @@
--- All that is known of one message id. Every table is asked by its key, subscriber by subscriber.
+-- All that is known of one message id. Every table is read by its key, subscriber by subscriber.
 
 -- name: published
 -- The message in the outbox, which has no index of ids.
@@ -16,7 +16,7 @@ SELECT greatest(pg_stat_get_live_tuples(oid), reltuples, 0)::bigint AS rows FROM
 WHERE oid = '{{literal(outbox_message)}}'::regclass
 
 -- name: sent
--- When it was sent, where relays keep that.
+-- When it was sent, if relays keep that.
 -- parameters: message_id text
 -- returns: destination, key, sent_at
 SELECT destination, key, {{microseconds(sent_at)}} AS sent_at FROM {{outbox_sent}} AS gone

@@ -1,7 +1,7 @@
--- What holds messages of the outbox up.
+-- What holds up messages in the outbox.
 
 -- name: held_keys
--- The keys that are held by a message that was refused, the next to be tried first: some of them.
+-- Some of the keys held by a refused message, the next to be tried first.
 -- parameters: limit bigint
 -- returns: destination, key, message_id, attempts, error, due_seconds (until it is tried again; negative: since)
 SELECT destination, key, message_id, attempts, left(error, 20000) AS error,

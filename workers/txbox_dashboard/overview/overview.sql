@@ -1,4 +1,4 @@
--- All subscribers, and one. Tables of any size: each statement jumps along an index, or stops at a limit.
+-- All subscribers, and one. Tables may have any size, so each statement jumps along an index or stops at a limit.
 
 -- name: subscribers
 -- The subscribers that have left a trace, by name.
@@ -42,7 +42,7 @@ SELECT subscriber_id FROM (
 
 -- name: troubles
 -- How many messages of each subscriber wait for another attempt, and how many dead letters wait, counted up to a limit.
--- What was processed since is left out, as far as it is among the first: to look up each would take too long.
+-- Those processed since are left out, but only the first ones are looked up: all of them would take too long.
 -- parameters: subscriber_ids text[], limit bigint, checked bigint (messages of each to look up)
 -- returns: subscriber_id, retrying, letters
 SELECT wanted.subscriber_id,
@@ -61,7 +61,7 @@ CROSS JOIN LATERAL (SELECT count(*) AS number FROM (
 ) AS bounded) AS parked
 
 -- name: failing
--- The messages of a subscriber that wait for another attempt: some of them.
+-- Some of a subscriber's messages that wait for another attempt.
 -- parameters: subscriber_id text, limit bigint
 -- returns: message_id, attempts, error, first_failed_at, last_failed_at
 SELECT message_id, attempts, left(error, 20000) AS error, {{microseconds(first_failed_at)}} AS first_failed_at,
@@ -69,7 +69,7 @@ SELECT message_id, attempts, left(error, 20000) AS error, {{microseconds(first_f
 FROM {{message_failure}} AS failure WHERE subscriber_id = %(subscriber_id)s AND NOT {{resent}} ORDER BY message_id LIMIT %(limit)s
 
 -- name: letters_by_reason
--- The dead letters of a subscriber that wait, by reason: of so many at most.
+-- A subscriber's waiting dead letters by reason, counted up to a limit.
 -- parameters: subscriber_id text, limit bigint
 -- returns: reason, letters
 SELECT reason, count(*) AS letters FROM (
