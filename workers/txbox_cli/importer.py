@@ -18,7 +18,7 @@ class Imported:
     """What MODULE:NAME is, or what it returned."""
 
     module: ModuleType  # where it was found
-    name: str  # its name there
+    name: str
     value: object  # the object itself; for a function without parameters, what it returned
     what: str  # describes it, for errors
     wanted: tuple[str, ...]

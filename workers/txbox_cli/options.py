@@ -153,7 +153,7 @@ class Commands(typer.Typer):
             cls=group,
             add_completion=False,
             pretty_exceptions_enable=False,
-            rich_markup_mode=None,  # its panels break lines in the middle of a paragraph, and cut long words off
+            rich_markup_mode=None,  # its panels break lines in the middle of a paragraph and truncate long words
             **options,
         )
 

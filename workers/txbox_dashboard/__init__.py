@@ -1,4 +1,4 @@
-"""The dashboard: pages that show a database's messages, live, and act on them where that is allowed.
+"""The dashboard: live pages that show a database's messages, and act on them if that is allowed.
 
 ::
 
@@ -6,7 +6,7 @@
 
     app.mount("/txbox", dashboard(engine))          # in a service of FastAPI or Starlette
 
-Or ``txbox dashboard``, as a process. Needs ``pip install 'txbox[dashboard]'``. All that is shown is read from Postgres;
+Or ``txbox dashboard``, as a process. Needs ``pip install 'txbox[dashboard]'``. Everything shown is read from Postgres:
 a role that may only read is enough.
 """
 

@@ -88,7 +88,7 @@ class DemoReport:
     kills: dict[str, dict[str, int]] = field(default_factory=dict)  # of processes, by role and moment
     seconds: float = 0.0  # from the first order to the last ack
     kept: str = ""  # schema and queues that were left behind
-    spark_stage: "DemoReport | None" = None  # of Spark
+    spark_stage: "DemoReport | None" = None
 
     @property
     def exact(self) -> bool:

@@ -57,7 +57,7 @@ _MODULES = {
 }
 
 
-if not TYPE_CHECKING:  # type checkers would take any name for one of this module
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name of this module
 
     def __getattr__(name: str) -> Any:
         for module, names in _MODULES.items():

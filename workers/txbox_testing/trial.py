@@ -52,7 +52,7 @@ class NotIdempotent(AssertionError):
     """A handler is not idempotent: faults lead to another state than an undisturbed delivery.
 
     Attributes:
-        report: at which points, and what differs.
+        report: the points at which that happens, and what differs.
     """
 
     def __init__(self, report: "TrialReport") -> None:

@@ -45,7 +45,7 @@ SILENT_SECONDS = 10.0
 """A process counts as frozen when it has not reported for this long."""
 
 MOST_LINE_BYTES = 65_536
-"""A longer line of output is passed on in pieces."""
+"""A longer line of output is passed on in parts."""
 
 
 class StartFailed(Exception):
