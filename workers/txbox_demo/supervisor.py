@@ -20,7 +20,7 @@ STALL_SECONDS = 300.0  # without any progress: something is broken
 LOST_SECONDS = 6.0  # the same, while nothing waits: what is missing is lost, and the check says what
 # The pause between polls, which no signal can replace: the least, and how many times the last poll's duration.
 LOOK_SECONDS, LOOK_PAUSE = 0.1, 10
-SPARE = 2.0  # by so much, lives are shorter than the kills need: no slot's work ends before its kills
+SPARE = 2.0  # lives are shorter by this factor than the kills need: no slot's work ends before its kills
 
 
 @dataclass(slots=True)

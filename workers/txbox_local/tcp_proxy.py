@@ -82,7 +82,7 @@ class TcpProxy:
             return len(self._pairs)
 
     def lose_next(self, marker: bytes = COMMIT, *, reaches_server: bool, quietly: bool = False) -> None:
-        """Lose the next request that contains ``marker``, or only its answer, and cut that connection.
+        """Lose the next request with ``marker``, or only its answer if it ``reaches_server``, and cut that connection.
 
         With ``quietly``, leave the connection open, but pass no further answer on.
         """
