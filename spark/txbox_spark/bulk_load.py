@@ -5,9 +5,9 @@
     survey ── ledger: begin ──┬─ copy: each task copies and merges its chunks ──────┬── report ── ledger: finish
                               └─ jdbc: tasks stage, the driver merges the chunks ───┘
 
-A run may be killed at any moment. What has committed is in the inbox, in the business tables and in the ledger, or in
-none of them. Running it again is enough, for the inbox rejects what has been applied; resuming the run saves that work,
-because chunks that are done are not even read.
+A run may be killed at any moment. Each chunk is either in the inbox, the business tables and the ledger, or in none of
+them. It is enough to run the load again: the inbox rejects what was applied. Resuming the run is faster, because it
+does not even read the chunks that are done.
 """
 
 import hashlib
@@ -51,17 +51,17 @@ def bulk_load(
     hooks: Iterable[Hook] = (),
     **options: Unpack[LoadOptions],
 ) -> BulkLoadReport:
-    """Apply every event of a DataFrame once, whatever has been applied before or is being applied by live workers.
+    """Apply every event of a DataFrame exactly once, even if some were applied before or live workers apply them now.
 
-    The DataFrame is read twice, once for its ids alone; it must give the same rows both times.
+    Spark reads the DataFrame twice, the first time only for its ids. It must return the same rows both times.
 
     Args:
-        events: the events, one a row.
-        source: what the events were read from, if that was files: a run is resumed only with the same ones.
-        resume: a run to be finished, in place of beginning one.
-        on_progress: called with the progress, from a thread of its own.
-        tracing: makes a span for the load, each of its stages, and each chunk.
-        hooks: get ``txbox.instrumentation.BulkLoaded`` when the load has ended well.
+        events: the events, one per row.
+        source: what the events were read from, if they came from files. A run can only be resumed with the same files.
+        resume: the id of a run to finish instead of beginning a new one.
+        on_progress: called with the progress, from its own thread.
+        tracing: makes a span for the load, for each of its stages and for each chunk.
+        hooks: receive ``txbox.instrumentation.BulkLoaded`` when the load has succeeded.
         options: those of ``txbox_spark.options.LoadOptions``; ``url``, ``subscriber_id``, ``message_id`` and ``apply``
             are required.
 
@@ -69,12 +69,12 @@ def bulk_load(
         The report; its counts add up.
 
     Raises:
-        InvalidConfiguration: an argument cannot work.
-        BulkLoadFailed: a chunk cannot be merged; nothing of it is committed, and the run can be resumed.
-        RunNotFound: there is no run to resume of that name.
+        InvalidConfiguration: an argument is invalid.
+        BulkLoadFailed: a chunk cannot be merged. Nothing of that chunk is committed, and the run can be resumed.
+        RunNotFound: the run to resume does not exist.
         SchemaMissing: txbox's tables do not exist.
-        SparkSetupError: writer jdbc, and Spark has no JDBC driver.
-        ExecutorsMissing: a cluster has given no executor in time, and no run has begun.
+        SparkSetupError: the writer is jdbc, and Spark has no JDBC driver.
+        ExecutorsMissing: the cluster provided no executor in time; no run was begun.
         ApplyFailed, RightsMissing: the ``Upsert`` does not fit its table, or this user may not write to it.
     """
     valid = ValidLoadOptions.given_to("bulk_load", options)
@@ -84,7 +84,6 @@ def bulk_load(
 
 
 def emit_loaded(hooks: Iterable[Hook], report: BulkLoadReport, source: str, batch_id: int | None = None) -> None:
-    """Tell hooks what a load came to."""
     counts = {name: getattr(report, name) for name in OUTCOMES}
     seconds = sum(report.seconds.values())
     emit(tuple(hooks), BulkLoaded(report.subscriber_id, source, counts, seconds, report.run_id, batch_id))
@@ -99,7 +98,7 @@ def load_events(
     on_progress: OnProgress | None = None,
     tracing: Tracing = NO_TRACING,
 ) -> BulkLoadReport:
-    """Do what ``bulk_load`` does, with options that are valid, and with this writer in place of theirs."""
+    """Do what ``bulk_load`` does, with valid options, and with ``writer`` instead of the writer in the options."""
     refuse_connect(events, options.of, 'write it with format txbox: events.write.format("txbox")')
     span = tracing.internal("txbox.bulk_load", {"messaging.consumer.group.name": options.subscriber_id})
     try:
@@ -147,7 +146,7 @@ def opened_context(
     on_progress: OnProgress | None,
     tracing: Tracing = NO_TRACING,
 ) -> Iterator[LoadContext]:
-    """Open what a load works with, and check that it can begin."""
+    """Yield the context of a load, after checking that the load can begin."""
     spark = events.sparkSession
     chunks_at_once = options.parallelism or max(1, spark.sparkContext.defaultParallelism)
     engine = guard(open_engine(options.database, pool_size=chunks_at_once + _CONNECTIONS_BESIDE_CHUNKS))
@@ -173,24 +172,24 @@ def opened_context(
 
 
 def _digest(events: DataFrame, source: EventSource | None, message_id: str) -> bytes:
-    """Return the SHA-256 of what a resumed run must find again.
+    """Return the SHA-256 of what must be the same when a run is resumed.
 
-    The effect is not part of it: a run whose statements were wrong is resumed with better ones.
+    The effect is left out, so that a run whose statements were wrong can be resumed with corrected ones.
     """
     files = source.digest if source is not None else events.schema.json().encode()
     return hashlib.sha256(b"\0".join((files, message_id.encode()))).digest()
 
 
 _CONNECTIONS_BESIDE_CHUNKS = 4
-"""For the ledger, the heartbeat and the progress."""
+"""Connections for the ledger, the heartbeat and the progress."""
 
 
 @retry_outages
 def with_upsert_as_statement(options: ValidLoadOptions, engine: Engine, events: DataFrame) -> ValidLoadOptions:
-    """Return the options of a load with its ``Upsert``, if that is its effect, as a statement over ``fresh_event``.
+    """Return the options of a load with its ``Upsert``, if it has one, turned into a statement over ``fresh_event``.
 
-    The column that is the message id is written if the table has it. Texts and arrays arrive as what the table's
-    columns are, so that a value which Postgres does not take is named with its message; others arrive as what they are,
+    The message id's column is written only if the table has it. Texts and arrays are converted to the types of the
+    table's columns, so that an error about a value Postgres refuses names its message. Other values keep their types,
     and the statement casts them as an INSERT does.
 
     Raises:

@@ -1,11 +1,11 @@
-"""What a bulk load would do, found out without doing it: counts, chunks, and how Postgres would run the effect.
+"""Plans a bulk load without running it: counts, chunks, and how Postgres would run the effect.
 
 ::
 
     statements, explained ── survey ── ids, one of each, sorted ──┬─ a batch ─▶ known? parked? expired? ── ROLLBACK
                                                                   └─ the next one …
 
-Each batch of ids is in a temporary table of a transaction that is rolled back, so nothing is written that stays.
+Each batch of ids goes into a temporary table, in a transaction that is rolled back, so nothing stays in the database.
 """
 
 from collections.abc import Iterator
@@ -32,32 +32,33 @@ from txbox_spark.runtime.retries import retry_outages
 from txbox_spark.survey import rejected_causes, survey
 
 BATCH_IDS = 100_000
-"""How many ids one transaction looks up."""
+"""How many ids one transaction looks up at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What a bulk load would come to, if it began now; each row of the source is counted once.
+    """What a bulk load would do if it began now; each row of the source is counted once.
 
     ``read`` is the sum of ``rejected``, ``duplicate_in_source``, ``already_processed``, ``parked``, ``expired`` and
-    ``to_apply``. They are what the rows and ids alone tell: of the events to apply, the load also rejects those whose
-    values Postgres does not take, or that break a constraint of the effect's target; and workers may process some.
+    ``to_apply``. These counts come from the rows and ids alone. Of the events to apply, the load also rejects those
+    whose values Postgres refuses, or that break a constraint of the effect's target; and workers may process some of
+    them first.
 
     Attributes:
         subscriber_id: the subscriber that the events would be applied for.
         source: what would be loaded.
         writer: "copy" or "jdbc".
-        writer_reason: why that one.
+        writer_reason: why that writer was chosen.
         chunks: how many chunks there would be.
         read: rows of the source.
-        rejected: rows that cannot be loaded, as they alone tell.
+        rejected: rows that cannot be loaded, judged by the rows alone.
         rejected_causes: why, the cause with the most rows first.
         duplicate_in_source: rows whose id another row of the source has.
         already_processed: events that were processed before.
         parked: events that wait as dead letters.
         expired: events that were sent before the subscriber's horizon.
-        to_apply: events that are first; the load applies as many, or fewer.
-        statements: those of the effect, each with its plan, over no event; of a callable, none.
+        to_apply: events that are first. The load applies at most as many.
+        statements: the effect's statements, each with its plan over an empty ``fresh_event``; empty for a callable.
     """
 
     subscriber_id: str
@@ -76,7 +77,7 @@ class LoadPlan:
     statements: tuple[StatementPlan, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the plan as a dict of plain values."""
         return asdict(self)
 
 
@@ -87,23 +88,23 @@ def plan_load(
     on_progress: OnProgress | None = None,
     **options: Unpack[LoadOptions],
 ) -> LoadPlan:
-    """Find out what ``bulk_load`` with the same arguments would do; nothing is changed.
+    """Return what ``bulk_load`` with the same arguments would do, without changing anything.
 
-    Statements are explained, and not run: what they do to the values of the events is not known. All ids go through
-    this process.
+    Statements are explained but not run, so the plan does not show what they would do to the events' values. All ids
+    pass through this process.
 
     Args:
-        events: the events, one a row.
-        source: what the events were read from, if that was files.
-        on_progress: called with the progress, from a thread of its own.
+        events: the events, one per row.
+        source: what the events were read from, if they came from files.
+        on_progress: called with the progress, from its own thread.
         options: those of ``txbox_spark.options.LoadOptions``, as for ``bulk_load``.
 
     Raises:
-        InvalidConfiguration: an argument cannot work.
+        InvalidConfiguration: an argument is invalid.
         ApplyFailed: Postgres refuses a statement of the effect.
         SchemaMissing: txbox's tables do not exist.
-        RightsMissing: an ``Upsert``, and this user may not write to its table.
-        SparkSetupError: writer jdbc, and Spark has no JDBC driver.
+        RightsMissing: the effect is an ``Upsert``, and this user may not write to its table.
+        SparkSetupError: the writer is jdbc, and Spark has no JDBC driver.
     """
     valid = ValidLoadOptions.given_to("plan_load", options)
     with opened_context(events, valid, source, on_progress) as context:
@@ -137,10 +138,8 @@ def plan_load(
 
 @dataclass(frozen=True, slots=True)
 class _Ids:
-    """Counts of ids."""
-
     distinct: int = 0
-    processed: int = 0  # with those that are parked
+    processed: int = 0  # parked ones included
     parked: int = 0
     expired: int = 0
 
@@ -154,10 +153,10 @@ class _Ids:
 
 
 def _batches(context: LoadContext) -> "Iterator[pyarrow.RecordBatch]":
-    """Return the distinct ids in their order, with the time of ``sent_at`` beside them if there is one, as texts."""
+    """Yield the distinct ids in order, each with its ``sent_at`` time if the load has that column, as texts."""
     sent = _sent_at(context)
     events = dates_as_text(context.events.staged.where(sql.col(MESSAGE_ID).isNotNull()))
-    # Of several events of one id, it is not known which one is loaded; the latest time has the fewest expire.
+    # If an id has several events, we cannot know here which one is loaded. With the latest time, the fewest expire.
     times = [sql.max(one.staged_as).cast("string").alias(one.staged_as) for one in sent]
     rows = (
         events.groupBy(MESSAGE_ID).agg(*times) if times else events.select(MESSAGE_ID).distinct()
@@ -169,7 +168,7 @@ def _batches(context: LoadContext) -> "Iterator[pyarrow.RecordBatch]":
 
 @retry_outages
 def _look_up(context: LoadContext, batch: "pyarrow.RecordBatch") -> _Ids:
-    """Count what has become of ids, which are sorted, in a transaction that leaves nothing."""
+    """Count how many of the sorted ids are processed, parked or expired, in a transaction that is rolled back."""
     one = context.options
     columns = _sent_at(context)
     plan = MergePlan.of(one, run_id="", columns=columns, apply="")
@@ -181,7 +180,7 @@ def _look_up(context: LoadContext, batch: "pyarrow.RecordBatch") -> _Ids:
         connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
         parked = count_parked(connection, plan, FRESH_EVENT)
         found = batch.column(MESSAGE_ID)
-        # Postgres keeps no NUL character, so \x01 behind the last id makes the next one.
+        # Postgres stores no NUL character, so the last id followed by \x01 is the next possible id.
         ids = {"subscriber_id": one.subscriber_id, "first_id": found[0].as_py(), "end_id": f"{found[-1].as_py()}\x01"}
         processed = connection.exec_driver_sql(plan.sql.drop_processed, ids).rowcount
         expired = drop_expired_events(connection, plan)

@@ -1,7 +1,7 @@
-"""The options of a bulk load: listed, documented and validated once.
+"""The options of a bulk load: listed, documented and validated in one place.
 
-The fields of ``ValidLoadOptions`` have the type of each, its default, what it may be, and what the command line says of
-it. `txbox bulk-load` and format txbox are made from them; a run's ``MergePlan`` inherits those of ``MergeOptions``.
+The fields of ``ValidLoadOptions`` hold each option's type, default, valid values and command-line help.
+`txbox bulk-load` and format txbox are generated from them; a run's ``MergePlan`` inherits those of ``MergeOptions``.
 ``LoadOptions`` is for type checkers and readers; a test compares it with the fields.
 """
 
@@ -24,26 +24,27 @@ from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
 
 Apply = str | SqlEffect | Callable[[Connection], object]
-"""SQL over the relation ``fresh_event``, also as an effect that publishes; or a callable that is given the connection.
+"""SQL over the relation ``fresh_event``, as text or as an effect that also publishes; or a callable that takes the
+connection.
 
-It is sent to the executors, so it must be picklable, and what it imports must be there.
+It is sent to the executors, so it must be picklable, and the executors must have what it imports.
 """
 
 WRITERS = AUTO, COPY, JDBC = "auto", "copy", "jdbc"
 
 TABLE = "table:"
-"""What a ``rejected_to`` that is a table begins with."""
+"""Prefix of a ``rejected_to`` that names a table."""
 
 _MOST_REJECTED = re.compile(r"[0-9]+|(?:100(?:\.0+)?|[0-9]{1,2}(?:\.[0-9]+)?)%")
 
 CHUNK_ROWS = 1_000_000
-"""Rows that a transaction merges, about, at most."""
+"""About how many rows a transaction merges at most."""
 
 TIMES = ("timestamp with time zone", "timestamptz")
-"""Types of a column that tells when an event was sent."""
+"""Postgres types that the column ``sent_at`` may have."""
 
 ABANDONED_SECONDS = 24 * 3600.0
-"""After so long without a heartbeat, a run's staging table is dropped, and a batch that a stream has left forgotten."""
+"""After so long without a heartbeat, txbox drops a run's staging table and forgets a batch that its stream left."""
 
 
 class LoadOptions(TypedDict, total=False):
@@ -51,45 +52,46 @@ class LoadOptions(TypedDict, total=False):
 
     Attributes:
         url: the database, ``postgresql://user:password@host/name``; executors must reach it under this name.
-        subscriber_id: the subscriber that the events are applied for: the name that the live workers' inbox has.
-        message_id: the column that holds the message id, or an expression of Spark SQL that makes it; it must be what
-            the live workers record.
-        apply: the effect: a ``txbox.SqlEffect``, whose fields are then the columns, by name or place, judged as workers
-            judge them (with an outbox, it publishes in each chunk's transaction); or a ``txbox_spark.Upsert`` into a
-            table; or SQL statements over the relation ``fresh_event``, which has the events' columns, and
-            ``message_id`` as text; or a picklable callable that is given the transaction's SQLAlchemy connection, in
-            which that relation is. It runs in the transaction of each chunk that has events that are first, and may run
-            again after a deadlock, when what it did is rolled back.
-        schema: the Postgres schema that holds txbox's tables; None, the default, leaves it to the search path.
+        subscriber_id: the subscriber that the events are applied for. It has the name of the live workers' inbox.
+        message_id: the column that holds the message id, or a Spark SQL expression that computes it. It must be the id
+            that the live workers record.
+        apply: the effect, one of: a ``txbox.SqlEffect``, whose fields are read from the columns by name or place and
+            judged as workers judge them (with an outbox, it publishes in each chunk's transaction); a
+            ``txbox_spark.Upsert`` into a table; SQL statements over the relation ``fresh_event``, which has the events'
+            columns, and ``message_id`` as text; or a picklable callable that receives the transaction's SQLAlchemy
+            connection, where it finds that relation. It runs in the transaction of each chunk that has events that are
+            first. After a deadlock, which rolls back what it did, it may run again.
+        schema: the Postgres schema of txbox's tables. None, the default, means the search path decides.
         prefix: what those tables' names start with; nothing by default.
-        column_types: Postgres types of columns, where Spark's own type does not say enough, such as
+        column_types: Postgres types of columns whose Spark type does not say enough, such as
             ``{"order_id": "uuid", "payload": "jsonb"}``.
-        writer: "copy" (tasks copy and merge; executors need psycopg), "jdbc" (a staging table, merged by the driver),
-            or "auto", the default: copy where the executors can. A stream chooses at its first batch.
-        parallelism: how many chunks are merged at once; None, the default: as many as Spark runs tasks.
-        chunk_rows: rows that a transaction merges, about, at most; ``CHUNK_ROWS`` by default.
-        lock_seconds: how long a transaction holds the locks that workers may wait for, about; it takes as many rows as
-            that allows. 0.5 by default. Longer is faster.
-        stalled_seconds: how long a chunk's transaction may do nothing, between two statements of a callable, say,
-            before Postgres ends it; and how long a chunk waits for a lock before it releases its own. 120 by default.
-        effects_seconds: how long a chunk waits for one and the same other chunk of the subscriber to apply its events,
-            before the load fails; 3,600 by default.
-        executor_seconds: how long a job of Spark may have no executor on a cluster, before the load fails; 600 by
-            default. With a local master it means nothing.
-        force: take SQL that does not name ``fresh_event``.
-        sent_at: the column that has when an event was sent, a timestamp with time zone; what was sent before the
-            subscriber's horizon is counted as expired, and not applied. None, the default: no column has. Times in ids
-            that are UUIDs of version 7 count in any case.
-        apply_expired: apply such events, too. Those that were processed before the horizon are applied once more, so
-            say it only of events that were not.
-        rejected_to: where all rejected rows are kept, each with its cause: a folder, which gets lines of JSON, or
-            ``table:NAME``, a table in Postgres, which is created unless it is there. None, the default: they are
-            counted by their causes, and some are shown.
-        max_rejected: how many rows may be rejected, as a number or as ``"2.5%"`` of all; more of them end the load.
-            What the rows alone tell is counted before the first event is applied. None, the default: any number.
-        keep: which of several rows with one id is taken: "latest:COLUMN", "earliest:COLUMN", by a number, a date or a
-            time, to its last digit, nulls last; or "any", the default. How many ids have rows that differ is in the
-            report.
+        writer: "copy" (tasks copy and merge; executors need psycopg), "jdbc" (the driver merges a staging table), or
+            "auto", the default: copy if the executors can. A stream chooses at its first batch.
+        parallelism: how many chunks are merged at once. None, the default, means as many as Spark runs tasks.
+        chunk_rows: about how many rows a transaction merges at most; ``CHUNK_ROWS`` by default.
+        lock_seconds: about how long a transaction holds locks that workers may wait for. The size of a transaction
+            follows from it. 0.5 by default. Longer is faster.
+        stalled_seconds: how long a chunk's transaction may be idle, for example between two statements of a callable,
+            before Postgres ends it; also how long a chunk waits for a lock before it releases its own. 120 by default.
+        effects_seconds: how long a chunk waits for the same other chunk of the subscriber to apply its events before
+            the load fails; 3,600 by default.
+        executor_seconds: how long a Spark job on a cluster may have no executor before the load fails; 600 by default.
+            Ignored with a local master.
+        force: accept SQL that does not name ``fresh_event``.
+        sent_at: the column with the time at which an event was sent, a timestamp with time zone. Events sent before the
+            subscriber's horizon are counted as expired and not applied. None, the default, means that no column has the
+            time. Times in ids that are UUIDs of version 7 always count.
+        apply_expired: apply expired events, too. Those that were processed before the horizon are applied again, so use
+            it only for events that were not.
+        rejected_to: where to keep all rejected rows, each with its cause: a folder, for lines of JSON, or
+            ``table:NAME``, a Postgres table, which is created if it does not exist. None, the default, means that they
+            are only counted by cause, and a few are shown.
+        max_rejected: how many rows may be rejected, as a number or as a share of all rows, such as ``"2.5%"``. If there
+            are more, the load fails. Rows that can be rejected without Postgres are counted before the first event is
+            applied. None, the default, means any number.
+        keep: which of several rows with the same id to take: "latest:COLUMN" or "earliest:COLUMN", by a number, a date
+            or a time, compared to the last digit, nulls last; or "any", the default. The report says how many ids have
+            rows that differ.
     """
 
     url: Required[str | URL]
@@ -116,7 +118,7 @@ class LoadOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a field's type and default do not say of an option that may be given as text."""
+    """What a field's type and default do not say about an option that may be given as text."""
 
     help: str  # of the command line; {} is the default
     metavar: str | None = None
@@ -125,7 +127,7 @@ class Option:
     least: int | None = None  # of a whole number
 
     def problem(self, name: str, value: Any) -> str | None:
-        """Return what is wrong with a value, if anything is; ``name`` is what the caller has called the option."""
+        """Return what is wrong with a value, or None; ``name`` is what the caller calls the option."""
         if value is None or (self.is_valid(value) and (self.least is None or value >= self.least)):
             return None
         return f"{name} must be {self.must_be or f'at least {self.least}'}, not {value!r}"
@@ -140,12 +142,12 @@ def _seconds(default: float, help: str) -> Any:  # noqa: A002
 
 
 def is_limit(max_rejected: object) -> bool:
-    """Return whether this says how many rows may be rejected: a number, or at most 100 percent."""
+    """Return whether ``max_rejected`` is valid: a whole number, or at most 100 percent."""
     return _MOST_REJECTED.fullmatch(str(max_rejected)) is not None
 
 
 def fields_of(apply: Apply | Upsert) -> Mapping[str, Field] | None:
-    """Return the fields of an effect, by which events are judged as a worker judges them; None: their columns are."""
+    """Return the effect's fields, which judge events as a worker does; None if it takes the columns as they are."""
     if isinstance(apply, Upsert):
         return apply.typed_fields
     return apply.fields if isinstance(apply, SqlEffect) else None
@@ -153,7 +155,7 @@ def fields_of(apply: Apply | Upsert) -> Mapping[str, Field] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
-    """Those of a load that the merge of its chunks goes by."""
+    """The options of a load that its merge needs."""
 
     subscriber_id: str
     schema: str | None = None
@@ -178,15 +180,15 @@ class MergeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidLoadOptions(MergeOptions):
-    """Options that can work, with their defaults; the fields are those of ``LoadOptions``.
+    """Validated options with their defaults; the fields are those of ``LoadOptions``.
 
     Raises:
-        InvalidConfiguration: when made, if something cannot work.
+        InvalidConfiguration: an option is invalid.
     """
 
     abandoned_seconds: ClassVar[float] = ABANDONED_SECONDS
 
-    of: str  # what they are given to, for errors
+    of: str  # the function they are given to, for errors
     url: str | URL = field(repr=False)
     message_id: str
     apply: Apply | Upsert
@@ -221,11 +223,11 @@ class ValidLoadOptions(MergeOptions):
 
     @classmethod
     def given_to(cls, function: str, options: LoadOptions) -> Self:
-        """Return the options that a function is called with.
+        """Return the options that ``function`` is called with.
 
         Raises:
-            TypeError: one is unknown, or a required one is missing; the message names the function.
-            InvalidConfiguration: something cannot work.
+            TypeError: an option is unknown, or a required one is missing; the message names the function.
+            InvalidConfiguration: an option is invalid.
         """
         for name in options:
             if name not in LoadOptions.__annotations__:
@@ -236,7 +238,7 @@ class ValidLoadOptions(MergeOptions):
         return cls(of=function, **options)
 
     def __post_init__(self) -> None:
-        Inbox(self.subscriber_id)  # refuses a name that cannot be kept
+        Inbox(self.subscriber_id)  # raises if the name is invalid
         object.__setattr__(self, "database", database_url(self.url))
         for name, (option, _, _) in text_options().items():
             if problem := option.problem(name, getattr(self, name)):
@@ -261,25 +263,28 @@ class ValidLoadOptions(MergeOptions):
 
     @property
     def statements(self) -> Apply:
-        """What is applied: of an effect its script alone, unless that publishes. An upsert is a statement by then."""
+        """What is applied: an effect that publishes, or only its script; SQL; or a callable.
+
+        An upsert has been turned into a statement before.
+        """
         if isinstance(self.apply, Upsert):
             raise AssertionError("with_upsert_as_statement makes a statement of it before")
         return self.apply.script if isinstance(self.apply, SqlEffect) and not self.apply.publishes else self.apply
 
     @property
     def fields(self) -> Mapping[str, Field] | None:
-        """The fields of the effect; None: the columns of the events."""
+        """The effect's fields; None if it takes the events' columns."""
         return fields_of(self.apply)
 
     def most_rejected(self, rows: int) -> int | None:
-        """Return how many of so many rows may be rejected; None: any number."""
+        """Return how many of this many rows may be rejected; None if any number may."""
         if self.max_rejected is None:
             return None
         number, percent, _ = str(self.max_rejected).partition("%")
         return int(rows * Decimal(number) / 100) if percent else int(number)
 
     def check_sent_at(self, columns: Sequence[EventColumn]) -> None:
-        """Raise ``InvalidConfiguration`` if ``sent_at`` is none of the columns of ``fresh_event`` that are a time."""
+        """Raise ``InvalidConfiguration`` unless ``sent_at`` is a time column of ``fresh_event``."""
         types = {column.name: column.postgres_type for column in columns}
         self._require(
             self.sent_at is None or types.get(self.sent_at) in TIMES,
@@ -296,7 +301,7 @@ class ValidLoadOptions(MergeOptions):
 
         try:
             dumps(apply)  # type: ignore[no-untyped-call]
-        except Exception as error:  # what pickling raises is whatever the object raises
+        except Exception as error:  # pickling raises whatever the object raises
             raise InvalidConfiguration(
                 f"{self.of}: apply cannot be sent to the executors, as it cannot be pickled: {error}"
             ) from error
@@ -304,7 +309,7 @@ class ValidLoadOptions(MergeOptions):
 
 @cache
 def text_options() -> Mapping[str, tuple[Option, type[Any], Any]]:
-    """Return the options that may be given as text, in the order of ``LoadOptions``: each with its type and default."""
+    """Return the options that may be given as text, in the order of ``LoadOptions``, each with its type and default."""
     there = {one.name: (one.metadata.get(Option), one.type, one.default) for one in fields(ValidLoadOptions)}
     return {
         name: (option, next(one for one in (str, bool, float, int) if one in (get_args(type_) or (type_,))), default)

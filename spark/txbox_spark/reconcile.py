@@ -1,4 +1,4 @@
-"""Compares an archive of events with the inbox: what was never processed, and what is in no archive.
+"""Compares an archive of events with the inbox: finds what was never processed, and what the archive lacks.
 
 ::
 
@@ -7,7 +7,7 @@
     inbox ─── ranges of ids over JDBC ───┘                           ├── archive's rows ──────> never_processed/
                                                                      └── ids, times ──────────> not_archived/
 
-The join is kept until the end, so counts, samples and files say the same. Only counts and samples reach the driver.
+The join is kept until the end, so that counts, samples and files agree. Only counts and samples reach the driver.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,12 +40,12 @@ NEVER_PROCESSED = "never_processed"
 NOT_ARCHIVED = "not_archived"
 
 FETCHED_ROWS = 10_000
-"""How many rows a task holds at a time; by default, the JDBC driver fetches all of them at once."""
+"""How many rows a task fetches at a time; by default, the JDBC driver fetches all of them at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotArchived:
-    """A message that was processed and is in no archive."""
+    """A message that was processed and is not in the archive."""
 
     message_id: str
     processed_at: datetime
@@ -53,20 +53,20 @@ class NotArchived:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What a comparison has found; ``archived - never_processed`` and ``processed - not_archived`` are equal.
+    """The result of a comparison; ``archived - never_processed`` equals ``processed - not_archived``.
 
     Attributes:
         archived: distinct ids in the archive.
         rejected: rows of the archive that cannot be loaded, and are not compared.
-        duplicate_in_archive: rows of the archive whose id another row has, one of each id not counted.
-        processed: ids in the inbox of this subscriber.
-        never_processed: ids of the archive that were not processed, with those that are parked.
-        parked, expired, discarded: of them, what is in the inbox all the same, as an audit says it: what waits as a
-            dead letter, what came too late to be run and waits, and what was given up by a person.
-        never_processed_sample: the first of them.
-        not_archived: ids of the inbox that are not in the archive.
-        not_archived_sample: the first of them, with the time of their processing.
-        output: where all of them are written; None if they are not.
+        duplicate_in_archive: rows of the archive that repeat another row's id; one row of each id is not counted.
+        processed: ids that this subscriber has processed.
+        never_processed: ids of the archive that were not processed, including those that are parked.
+        parked, expired, discarded: those of ``never_processed`` that the inbox nevertheless has, with the states of an
+            audit: it waits as a dead letter, it came too late to run and waits, or a person gave it up.
+        never_processed_sample: the first ids of ``never_processed``.
+        not_archived: processed ids that are not in the archive.
+        not_archived_sample: the first of these, with the time at which they were processed.
+        output: the folder with all of them; None if none was given.
     """
 
     archived: int
@@ -84,11 +84,11 @@ class Reconciliation:
 
     @property
     def complete(self) -> bool:
-        """Whether every row of the archive is processed; an inbox may hold more than one archive does."""
+        """Whether every row of the archive was processed. The inbox may hold more than this archive."""
         return self.never_processed == 0 and self.rejected == 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the result as a dict of plain values."""
         return {**asdict(self), "complete": self.complete}
 
 
@@ -106,30 +106,30 @@ def reconcile(
     partitions: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Reconciliation:
-    """Compare an archive with a subscriber's inbox, which has ids no longer than its retention.
+    """Compare an archive with a subscriber's inbox, which keeps ids only as long as its retention.
 
-    What a maintainer has forgotten, the folder of ``txbox archive`` may have: give it as ``forgotten``. The archive
-    that is compared may be of its sent messages: ``read_archive(spark, folder).sent(["queue"])``.
+    If you use ``txbox archive``, pass its folder as ``forgotten``: it has the ids that a maintainer has forgotten. The
+    archive to compare may itself be its sent messages: ``read_archive(spark, folder).sent(["queue"])``.
 
-    The inbox is read by several transactions while workers go on: an event that is processed meanwhile may count as
-    never processed, and one that arrives meanwhile as not archived.
+    Several transactions read the inbox while workers continue. An event that is processed meanwhile may count as never
+    processed, and one that arrives meanwhile as not archived.
 
     Args:
-        events: the archive, such as from ``read_events``.
+        events: the archive, for example from ``read_events``.
         url: the database; executors must reach it over TCP.
-        subscriber_id: of the inbox.
-        message_id: the column that holds the id, or an expression of Spark SQL that makes it.
-        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        subscriber_id: the subscriber whose inbox is compared.
+        message_id: the column that holds the id, or a Spark SQL expression that computes it.
+        schema: the Postgres schema of the tables; None means the search path decides.
         prefix: what the tables' names start with.
-        forgotten: the folder of ``txbox archive``: what was processed, and is not in the inbox any more.
-        output: a folder that Spark's Hadoop can reach. It gets Parquet in ``never_processed``, with rows of the archive
-            as they are, one of each id, and in ``not_archived``, with ``message_id`` and ``processed_at``.
+        forgotten: the folder of ``txbox archive``, with what was processed and is no longer in the inbox.
+        output: a folder that Spark's Hadoop can reach. Parquet is written to ``never_processed``, with unchanged rows
+            of the archive, one per id, and to ``not_archived``, with ``message_id`` and ``processed_at``.
         sample: how many ids of each kind to return.
-        partitions: how many tasks read the inbox; None: by its size.
-        on_progress: called with the progress, from a thread of its own.
+        partitions: how many tasks read the inbox; None means that its size decides.
+        on_progress: called with the progress, from its own thread.
 
     Raises:
-        InvalidConfiguration: an argument cannot work, or the output exists.
+        InvalidConfiguration: an argument is invalid, or the output exists.
         SchemaMissing: the inbox does not exist.
         SourceError: Spark cannot read the inbox, or write the output.
     """
@@ -140,7 +140,7 @@ def reconcile(
         raise InvalidConfiguration("sample must not be negative")
     if partitions is not None and partitions < 1:
         raise InvalidConfiguration("partitions must be at least 1")
-    Inbox(subscriber_id)  # refuses a name that cannot be kept
+    Inbox(subscriber_id)  # raises if the name is invalid
     database = database_url(url)
     spark = events.sparkSession
     identified = prepare(events, message_id).identified
@@ -160,7 +160,7 @@ def reconcile(
 def _compare(
     identified: DataFrame, inbox: DataFrame, sample: int, output: str | None, targets: Mapping[str, str]
 ) -> Reconciliation:
-    # All rejected rows have the id null, so they are one group, and it meets nothing in the join.
+    # All rejected rows have a null id, so they form one group, which matches nothing in the join.
     archive = identified.groupBy(sql.col("message_id").alias(_ARCHIVED)).agg(sql.count(sql.lit(1)).alias(_ROWS))
     joined = archive.join(inbox, sql.col(_ARCHIVED) == sql.col(_PROCESSED), "full_outer").persist()
     state = sql.coalesce(sql.col(_STATE), sql.lit(""))
@@ -178,7 +178,7 @@ def _compare(
             _sum_where(processed & ~archived).alias("not_archived"),
         ).collect()[0]
         never_sample = never_processed.orderBy(_ARCHIVED).limit(sample).collect()
-        # Not as a timestamp: pyspark makes those local to the machine, and leaves the zone out.
+        # Not as a timestamp: pyspark converts it to local time and drops the zone.
         times = not_archived.select("message_id", sql.unix_micros(_PROCESSED_AT))
         not_archived_sample = times.orderBy("message_id").limit(sample).collect()
         if targets:
@@ -198,7 +198,7 @@ def _compare(
 
 
 def id_ranges(bounds: Sequence[str]) -> list[str]:
-    """Return SQL conditions that cut the inbox at the bounds, sorted ids, without gap or overlap."""
+    """Return SQL conditions that cut the inbox at the bounds, which are sorted ids, without gaps or overlaps."""
     literals = [literal(bound) for bound in dict.fromkeys(bounds)]
     if not literals:
         return ["true"]
@@ -209,7 +209,7 @@ def id_ranges(bounds: Sequence[str]) -> list[str]:
 def _inbox(
     spark: SparkSession, database: URL, subscriber_id: str, schema: str | None, prefix: str, partitions: int | None
 ) -> DataFrame:
-    """Return a subscriber's inbox, to be read by several tasks."""
+    """Return a subscriber's inbox as a DataFrame that several tasks read."""
     options = jdbc_options(database)
     inbox = tables(schema, prefix).processed_message
     inbox_name = unescaped(quoted(inbox))
@@ -219,7 +219,7 @@ def _inbox(
             check_table(connection, one)
         bounds = _bounds(connection, inbox_name, subscriber_id, partitions)
     warn_of_new_subscriber(engine, schema, prefix, subscriber_id)
-    # Spark's JDBC takes SQL as text and binds nothing.
+    # Spark's JDBC source takes SQL as text, without parameters.
     state = unescaped(AuditStatements.load(schema, prefix).state)
     table = (
         f"(SELECT message_id, processed_at, {state} AS {_STATE} "  # noqa: S608 - quoted
@@ -232,7 +232,7 @@ def _inbox(
 
 
 def _redriven(spark: SparkSession, database: URL, subscriber_id: str, schema: str | None, prefix: str) -> DataFrame:
-    """Return what a subscriber was sent again, as rows of its inbox: neither processed by that, nor given up."""
+    """Return a subscriber's redriven messages as rows of its inbox; a redrive neither processes nor discards."""
     letters = unescaped(quoted(tables(schema, prefix).dead_letter))
     table = (
         f"(SELECT message_id AS {_PROCESSED}, redriven_at AS {_PROCESSED_AT}, 'redriven' AS {_STATE} "  # noqa: S608 - quoted
@@ -244,10 +244,11 @@ def _redriven(spark: SparkSession, database: URL, subscriber_id: str, schema: st
 
 
 def _with_forgotten(inbox: DataFrame, redriven: DataFrame, archived: DataFrame) -> DataFrame:
-    """Add what an inbox has forgotten, one row for each id.
+    """Add what an inbox has forgotten, one row per id.
 
-    What was parked when its day was archived is in the inbox as long as it waits. When it was redriven, its letter says
-    so, and it was archived as processed on a later day, or it is lost, or on its way. Otherwise it was discarded.
+    A message that was parked when its day was archived stays in the inbox as long as it waits. If it was redriven, its
+    letter says so, and it was archived as processed on a later day, was lost, or is still on its way. Otherwise it was
+    discarded.
     """
     processed = sql.col("state") == "processed"
     state = sql.when(processed, "processed").otherwise("discarded").alias(_STATE)
@@ -264,7 +265,7 @@ def _with_forgotten(inbox: DataFrame, redriven: DataFrame, archived: DataFrame) 
 def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: int | None) -> list[str]:
     """Return ids that cut a subscriber's inbox evenly: quantiles of a sample of the table's blocks.
 
-    Of a table of up to ``SAMPLED_BYTES`` they are exact.
+    They are exact for a table of up to ``SAMPLED_BYTES``.
     """
     size = int(connection.exec_driver_sql("SELECT pg_relation_size(%s::regclass)", (table,)).scalar_one())
     parts = partitions or parts_of(size)
@@ -280,7 +281,7 @@ def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: 
 
 
 def _targets(spark: SparkSession, output: str) -> dict[str, str]:
-    """Return where to write, after a check that nothing is there."""
+    """Return the folders to write to; raise if one of them exists."""
     from pyspark.errors import AnalysisException
 
     targets = {name: f"{output.rstrip('/')}/{name}" for name in (NEVER_PROCESSED, NOT_ARCHIVED)}

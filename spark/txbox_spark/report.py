@@ -7,7 +7,7 @@ from typing import Any
 from txbox_spark.rejects.remarks import RejectedCause
 
 OUTCOMES = ("rejected", "duplicate_in_source", "already_processed", "parked", "expired", "applied")
-"""What may become of a row: names of counts that add up to the rows that were read."""
+"""What may become of a row: the names of counts that add up to the rows that were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,26 +18,26 @@ class BulkLoadReport:
     ``expired`` and ``applied``.
 
     Attributes:
-        run_id: of the ledger.
+        run_id: the run in the ledger.
         subscriber_id: the subscriber that the events were applied for.
         source: what was loaded.
         writer: "copy" or "jdbc".
-        writer_reason: why that one.
+        writer_reason: why that writer was chosen.
         attempts: how often the run was begun.
-        chunks: how many transactions the events were applied in.
+        chunks: how many transactions applied the events.
         read: rows of the source.
         rejected: rows that cannot be loaded.
-        rejected_sample: some of those, each with the cause.
+        rejected_sample: some of those, each with its cause.
         duplicate_in_source: rows whose id another row of the source has.
         already_processed: events that were processed before.
-        applied: events that were first, and whose effect is committed.
+        applied: events that were first, and whose effect has committed.
         seconds: how long this attempt took, by stage.
         parked: events that wait as dead letters, and are processed when they are redriven.
-        expired: events that were sent before the subscriber's horizon: whether they were processed is forgotten, and
-            they were not applied.
+        expired: events that were sent before the subscriber's horizon. The inbox has forgotten whether they were
+            processed, so they were not applied.
         rejected_causes: why rows were rejected, the cause with the most rows first.
-        rejected_to: where all rejected rows are; None if that was not asked for.
-        differing: ids that have several rows which are not the same; of each, ``keep`` says which one was taken.
+        rejected_to: where all rejected rows are kept; None if no place was given.
+        differing: ids with several rows that differ. ``keep`` decided which row was taken.
         differing_sample: some of those ids.
     """
 
@@ -63,18 +63,18 @@ class BulkLoadReport:
     differing_sample: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the report as a dict of plain values."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class MergePace:
-    """How fast a merge has been lately, without what earlier attempts have merged.
+    """How fast a merge has been lately, not counting earlier attempts.
 
     Attributes:
         rows_per_second: rows that were read and merged.
         chunks_per_minute: chunks that were merged.
-        seconds_left: an estimate of how long it goes on.
+        seconds_left: an estimate of the time until the merge ends.
     """
 
     rows_per_second: float
@@ -84,17 +84,17 @@ class MergePace:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a bulk load is.
+    """How far a bulk load has come.
 
     Attributes:
-        run_id: of the ledger; None before there is a run.
-        stage: "survey", "staging" or "merge"; of a dry run, "survey" or "ids".
+        run_id: the run in the ledger; None before a run exists.
+        stage: "survey", "staging" or "merge"; in a dry run, "survey" or "ids".
         done: tasks or chunks that are done.
-        total: of how many; 0 until Spark has planned it.
+        total: tasks or chunks of the stage; 0 until Spark has planned it.
         applied: events applied so far, by all attempts.
-        rows: rows of the chunks that are merged so far, by all attempts.
-        total_rows: of how many.
-        pace: of the merge; None as long as it is not known.
+        rows: rows in the chunks merged so far, by all attempts.
+        total_rows: rows of all chunks.
+        pace: the pace of the merge; None until it is known.
     """
 
     run_id: str | None
@@ -108,4 +108,4 @@ class JobProgress:
 
 
 OnProgress = Callable[[JobProgress], object]
-"""Called about twice a second, from a thread of its own."""
+"""Called about twice a second, from its own thread."""

@@ -6,22 +6,22 @@
 
     batch n ──▶ bulk load "stream QUERY batch n" ──▶ on_batch ──▶ Spark commits n to the checkpoint
                           │
-                          └── killed, or failed: the next start of the query gives the same rows again,
-                              in batches cut as before: their run is resumed; or otherwise: the inbox
-                              rejects what was applied
+                          └── killed, or failed: when the query starts again, Spark gives the same rows
+                              again. If it cuts the same batches, their run is resumed. If not, the inbox
+                              rejects what was applied.
 
-foreachBatch gives each batch at least once. With the inbox each event is applied once, whatever the batch's number and
-bounds: a query may go on from its checkpoint, from an older one, or begin again without any.
+foreachBatch delivers each batch at least once. With the inbox, each event is applied once, whatever the batch's number
+and bounds: a query may continue from its checkpoint, from an older one, or start again without any.
 
-The ledger holds the batch that is being loaded. A batch is forgotten when it is loaded. One that was killed or has
+The ledger holds the batch that is being loaded, and forgets it once it is loaded. A batch that was killed or that
 failed stays, with its error, until the same query begins a batch again. If that is the same batch, with the same ids,
-its run is resumed: chunks that are done, with the rejected rows that they have kept, are left out. If the query never
-does, the batch stays until a sink of the same subscriber begins one after ``ABANDONED_SECONDS``.
+its run is resumed: it skips the chunks that are done, whose rejected rows are kept. If the query never returns, the
+batch stays until a sink of the same subscriber begins one after ``ABANDONED_SECONDS``.
 
-To stop a query in a batch, Spark interrupts the batch's calls of Java. The batch ends with an error, is not committed
-to the checkpoint, and comes again when the query starts again. Spark recognizes such an error by its text, with a
-pattern that overflows its stack where the text is long; and py4j logs every error that it passes on. So the sink raises
-a short one of its own, with the text that Spark expects, and keeps py4j from logging it.
+To stop a query within a batch, Spark interrupts the batch's calls to Java. The batch ends with an error, is not
+committed to the checkpoint, and comes again when the query restarts. Spark recognizes such an error by its text, with a
+pattern that overflows the stack if the text is long; and py4j logs every error that it passes on. So the sink raises a
+short error of its own, with the text that Spark expects, and keeps py4j from logging it.
 """
 
 import logging
@@ -47,15 +47,15 @@ from txbox_spark.runtime.lazy_imports import DataFrame, spark_errors
 from txbox_spark.runtime.session import refuse_connect
 
 OnBatch = Callable[[int, BulkLoadReport], object]
-"""Called with each batch's number and report, after the batch is loaded and before Spark commits it."""
+"""Called with a batch's number and report, after the batch is loaded and before Spark commits it."""
 
 
 class BatchFailed(TxboxError):
-    """A batch of a stream cannot be loaded, and the query ends. What has committed stays.
+    """A batch of a stream cannot be loaded, so the query ends. Chunks that have committed stay.
 
     Attributes:
         batch_id: Spark's number of the batch.
-        run_id: of the ledger.
+        run_id: the run in the ledger.
     """
 
     def __init__(self, batch_id: int, run_id: str, why: str, *, done: int, chunks: int) -> None:
@@ -68,10 +68,10 @@ class BatchFailed(TxboxError):
 
 
 class BatchInterrupted(TxboxError):
-    """Spark has interrupted a batch, because its query was stopped."""
+    """Spark interrupted a batch because its query was stopped."""
 
     def __init__(self, batch_id: int) -> None:
-        # What Spark looks for: StreamExecution.PROXY_ERROR.
+        # Spark matches this text with StreamExecution.PROXY_ERROR.
         super().__init__(
             f"batch {batch_id} of the stream is interrupted, and comes again when the query is started again; "
             "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: java.lang.InterruptedException"
@@ -85,12 +85,12 @@ def inbox_sink(
     hooks: Iterable[Hook] = (),
     **options: Unpack[LoadOptions],
 ) -> Callable[[DataFrame, int], None]:
-    """Make the function that ``DataStreamWriter.foreachBatch`` calls: every event of the stream is applied once.
+    """Return a function for ``DataStreamWriter.foreachBatch`` that applies every event of the stream once.
 
-    Rejected rows are counted, logged as a warning with a sample, and in the report; they do not stop the query.
+    Rejected rows do not stop the query. They are counted, logged as a warning with a sample, and in the report.
 
-    Each batch is computed twice, first for its ids alone. That is cheap for files. Where it is not (a wide stateful
-    query, a source that throttles), or gives other rows the second time, keep the batch::
+    Spark computes each batch twice, the first time only for its ids. That is cheap for files. If it is expensive (a
+    wide stateful query, a source that throttles), or yields other rows the second time, persist the batch::
 
         sink = inbox_sink(...)
 
@@ -102,10 +102,10 @@ def inbox_sink(
                 batch.unpersist()
 
     Args:
-        on_batch: called with each batch's number and report, but for batches without rows. After a restart it may be
-            called with the same number again. What it raises ends the query.
-        on_progress: called with the progress of each batch, from a thread of its own.
-        hooks: get ``txbox.instrumentation.BulkLoaded`` after each batch, but for those without rows.
+        on_batch: called with the number and report of each batch that has rows. After a restart it may be called with
+            the same number again. If it raises, the query ends.
+        on_progress: called with the progress of each batch, from its own thread.
+        hooks: receive ``txbox.instrumentation.BulkLoaded`` after each batch that has rows.
         options: those of ``txbox_spark.options.LoadOptions``; ``url``, ``subscriber_id``, ``message_id`` and ``apply``
             are required.
 
@@ -113,7 +113,7 @@ def inbox_sink(
         The function; it raises ``BatchFailed`` if a batch cannot be loaded, which ends the query.
 
     Raises:
-        InvalidConfiguration: an argument cannot work.
+        InvalidConfiguration: an argument is invalid.
     """
     valid = ValidLoadOptions.given_to("inbox_sink", options)
     logging.getLogger("py4j.clientserver").addFilter(_is_not_interruption)
@@ -136,14 +136,14 @@ def inbox_sink(
     def load(batch: DataFrame, batch_id: int) -> None:
         nonlocal chosen, clean
         refuse_connect(batch, "inbox_sink", 'write the stream with format txbox: stream.writeStream.format("txbox")')
-        # Spark sets it in the thread that runs the query; the same after a restart from the same checkpoint.
+        # Spark sets this in the query's thread. It stays the same after a restart from the same checkpoint.
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or unnamed
         source = f"stream {query} batch {batch_id}"
         begun = None
         if clean != query:
             ledger.check()
             begun = ledger.run_of_source(valid.subscriber_id, source)
-            # A query runs one batch at a time: older ones of it are not being worked on.
+            # A query runs one batch at a time, so nobody is working on its older batches.
             own = f"^stream {re.escape(query)} batch [0-9]+$"
             forgotten = ledger.forget_abandoned(valid.subscriber_id, own, _ANY_BATCH, valid.abandoned_seconds, begun)
             for abandoned in forgotten:
@@ -157,7 +157,7 @@ def inbox_sink(
         except BulkLoadFailed as error:
             failed = BatchFailed(batch_id, error.run_id, error.why, done=error.done, chunks=error.chunks)
             raise failed from error
-        # What few events, or an earlier attempt, were loaded with says nothing of the executors.
+        # The writer of a few events, or of an earlier attempt, says nothing about the executors.
         if chosen.writer == AUTO and begun is None and report.writer_reason != FEW.reason:
             chosen = WriterChoice(report.writer, report.writer_reason)
         ledger.forget(report.run_id)
@@ -172,7 +172,7 @@ def inbox_sink(
             on_batch(batch_id, replace(report, writer_reason=reason))
 
     def resumed(batch: DataFrame, source: str, run_id: str) -> BulkLoadReport | None:
-        """Finish the run of an earlier attempt at the batch; None: it cannot be, and is forgotten."""
+        """Finish the run of an earlier attempt at the batch; forget it and return None if it cannot be resumed."""
         try:
             return load_events(batch, valid, chosen.writer, EventSource(source, b""), run_id, on_progress)
         except BulkLoadFailed as error:
@@ -188,7 +188,7 @@ def inbox_sink(
 
 
 def _is_interruption(error: BaseException | None) -> bool:
-    """Return whether an interruption of Java is among an error's causes."""
+    """Return whether a Java interruption is among an error's causes."""
     while error is not None:
         if isinstance(error, spark_errors()) and any(one in str(error) for one in _INTERRUPTIONS):
             return True

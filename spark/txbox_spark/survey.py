@@ -18,36 +18,39 @@ from txbox_spark.rejects.remarks import (
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 SAMPLE_IDS = 20_000
-"""How many ids the bounds of the chunks are chosen from."""
+"""How many ids are sampled to choose the bounds of the chunks."""
 
 FEW_ROWS = 10_000
-"""How many events the driver's Python may hold, where it merges them by itself."""
+"""At most how many events the driver's Python may hold to merge them itself."""
 
 FEW_BYTES = 4 << 20
-"""How large their files may be then."""
+"""How large their files may be in that case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a first pass over the events has found."""
+    """The result of a first pass over the events."""
 
-    rows: int  # how many rows there are, bad ones included
-    sample: tuple[str, ...]  # ids, evenly drawn from all distinct ones, sorted as Postgres sorts them
-    content: bytes  # a digest of all rows' ids, those of rejected rows included, whatever their order
-    rejected: int | None = None  # how many rows cannot be loaded; None if they were not counted
-    remarks: Remarks = NO_REMARKS  # some of those
+    rows: int  # rejected ones included
+    sample: tuple[str, ...]  # drawn evenly from all distinct ids, sorted as Postgres sorts them
+    content: bytes  # a digest of all rows' ids, rejected rows included; the order does not matter
+    rejected: int | None = None  # None if they were not counted
+    remarks: Remarks = NO_REMARKS  # about some of the rejected rows
 
 
 def seem_few(events: DataFrame) -> bool:
-    """Whether events are from files so small that the driver may hold them, by Spark's estimate; nothing is read."""
-    if not events.inputFiles():  # of what is made otherwise Spark knows too little
+    """Return whether the events' files are so small, by Spark's estimate, that the driver may hold them.
+
+    It reads no data.
+    """
+    if not events.inputFiles():  # for other sources, Spark's estimate is too rough
         return False
     plan: Any = events._jdf.queryExecution().optimizedPlan()  # noqa: SLF001
     return int(plan.stats().sizeInBytes()) <= FEW_BYTES
 
 
 def survey_few(events: PreparedEvents) -> Survey | None:
-    """Find what ``survey`` finds, without the rejected rows; None if there are more than ``FEW_ROWS``.
+    """Return what ``survey`` does, without the rejected rows; None if there are more than ``FEW_ROWS`` rows.
 
     A JVM that has just started takes seconds for the sort and the sums of ``survey``.
     """
@@ -65,13 +68,13 @@ def survey_few(events: PreparedEvents) -> Survey | None:
 def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
     """Count the rows and sample ``SAMPLE_IDS`` ids, in one pass.
 
-    With ``count_rejected``, the rejected rows too; then every text column is read, not the ids alone.
+    With ``count_rejected``, count the rejected rows, too. Spark then reads every text column, not only the ids.
     """
     from pyspark.sql import Observation
 
-    # An observation, since a count of its own would be another pass. It is exact where, as here, the pass ends in one
-    # stage: then Spark counts each task once, however often it was run. (It cannot watch a write over JDBC, which runs
-    # its plan where no observation is reported.)
+    # An observation, because a separate count would be another pass. It is exact if the pass ends in one stage, as it
+    # does here: Spark then counts each task once, however often it ran. (It cannot observe a write over JDBC, whose
+    # plan runs where no observation is reported.)
     observation = Observation()
     metrics = _content_metrics(GIVEN_ID if count_rejected else MESSAGE_ID)
     if count_rejected:
@@ -87,9 +90,9 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
     )
     found = observation.get
     if found["rows"] and len(drawn) < SAMPLE_IDS:
-        # Where Spark finds that there are fewer ids than the limit, it drops the limit and sorts all, for which it
-        # samples the rows first; until Spark 4.3 those were observed twice (SPARK-37487, SPARK-58183). So few are soon
-        # counted.
+        # If Spark finds fewer ids than the limit, it drops the limit and sorts them all. For the sort it samples the
+        # rows first, and until Spark 4.3 those were observed twice (SPARK-37487, SPARK-58183). Counting so few again
+        # is quick.
         found = rows.agg(*metrics).collect()[0].asDict()
     sample = tuple(sorted({row[0] for row in drawn}))
     rejected = {one for one in (found.get("a"), found.get("z")) if one is not None}
@@ -98,7 +101,7 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
 
 
 def rejected_causes(events: PreparedEvents) -> tuple[RejectedCause, ...]:
-    """Count rejected rows by their causes, in a pass of its own."""
+    """Count rejected rows by cause, in a separate pass."""
     rejected = events.identified.where(sql.col(REJECTED).isNotNull()).select(REJECTED)
     row = sql.from_json(REJECTED, "cause string, column string, value string, event string").alias("row")
     value = sql.coalesce("row.value", sql.lit(""))
@@ -118,7 +121,7 @@ def rejected_causes(events: PreparedEvents) -> tuple[RejectedCause, ...]:
 
 
 def _is_valid() -> Column:
-    """Whether a row's id can be recorded, in Spark's expression."""
+    """Return Spark's expression for whether a row's id can be recorded."""
     return (
         sql.octet_length(MESSAGE_ID).between(1, MAX_MESSAGE_ID_BYTES)
         & ~sql.contains(MESSAGE_ID, sql.lit("\0"))
@@ -127,20 +130,21 @@ def _is_valid() -> Column:
 
 
 def content_digest(events: PreparedEvents) -> tuple[int, bytes]:
-    """Return how many rows there are, and the digest of their ids: the same as that of any ``survey``."""
+    """Return how many rows there are, and the digest of their ids, equal to that of any ``survey``."""
     found = events.ids.agg(*_content_metrics(MESSAGE_ID)).collect()[0].asDict()
     return int(found["rows"]), _digest(found)
 
 
 def count_rejected_rows(events: PreparedEvents) -> int:
-    """Count the rows that cannot be loaded, in a pass of its own."""
+    """Count the rows that cannot be loaded, in a separate pass."""
     return events.identified.where(sql.col(REJECTED).isNotNull()).count()
 
 
 def _content_metrics(column: str) -> list[Column]:
-    """Count the rows, and add up hashes of their ids: a sum does not depend on the order, and repeated ids count.
+    """Return expressions that count the rows and add up hashes of their ids.
 
-    Each hash in two halves, so that sums of billions of rows fit.
+    A sum does not depend on the order, and repeated ids count. The hashes are added in two halves, so that sums over
+    billions of rows fit.
     """
     hashed = sql.xxhash64(column)
     return [
@@ -151,7 +155,7 @@ def _content_metrics(column: str) -> list[Column]:
 
 
 def _lower_half(hashed: int) -> int:
-    """Return the lower 32 bits of a hash, as ``_content_metrics`` adds them: with their own sign."""
+    """Return the lower 32 bits of a hash as a signed number, as ``_content_metrics`` adds them."""
     lower = hashed & 0xFFFFFFFF
     return lower - (1 << 32) if lower >> 31 else lower
 

@@ -1,4 +1,4 @@
-"""Archives: what was sent and processed, in Parquet by day, so that Postgres may forget it.
+"""Archives of what was sent and processed, in Parquet by day, so that Postgres may forget it.
 
 ::
 
@@ -8,5 +8,5 @@
     FOLDER/_txbox/stretches/2026-11-18.json            which days were added at once, with their files and rows
     FOLDER/_txbox/staged/…                             days that are being written
 
-Postgres says how far an archive is (table ``archive``); a maintainer and a relay forget nothing beyond.
+The table ``archive`` says how far an archive reaches. Maintainers and relays forget nothing beyond that point.
 """

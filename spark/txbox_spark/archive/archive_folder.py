@@ -1,4 +1,4 @@
-"""The folder of an archive, on any file system that Spark's Hadoop knows, and the stretches of days in it."""
+"""The folder of an archive, on any file system that Spark's Hadoop supports, and the stretches of days in it."""
 
 import json
 import re
@@ -16,18 +16,18 @@ from txbox_spark.runtime.session import refuse_connect
 SENT = "sent"
 PROCESSED = "processed"
 KINDS = (SENT, PROCESSED)
-"""The folders below an archive."""
+"""Subfolders of an archive."""
 
 DAY = "day"
-"""The column, and the part of a path, that has the day: in UTC, as 2026-11-20."""
+"""The column, and the part of a path, with the day in UTC, such as 2026-11-20."""
 
 BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
-"""Before all that was ever sent: where the first stretch begins."""
+"""Where the first stretch begins: before anything was ever sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedDay:
-    """A day of one kind: its rows, and its files by name with their sizes in bytes."""
+    """One day of one kind: how many rows it has, and the size in bytes of each of its files."""
 
     rows: int
     files: Mapping[str, int]
@@ -35,12 +35,11 @@ class ArchivedDay:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveStretch:
-    """Days that were added at once; those without rows have no folder.
+    """Days that were added together; days without rows have no folder.
 
     Attributes:
-        archive_id: of the archive.
-        run: which run has written it; names the folder in which it did.
-        first: the begin of its first day; ``BEGINNING`` for the first stretch.
+        run: the run that wrote it, which is also the name of its staging folder.
+        first: the start of its first day; ``BEGINNING`` for the first stretch.
         beyond: the end of its last day.
         days: by kind and day.
     """
@@ -52,16 +51,14 @@ class ArchiveStretch:
     days: Mapping[str, Mapping[str, ArchivedDay]]
 
     def rows(self, kind: str) -> int:
-        """Return how many rows of a kind it has."""
         return sum(day.rows for day in self.days[kind].values())
 
     @property
     def name(self) -> str:
-        """The name of its file: one for each begin, so no two stretches of an archive can have the same days."""
+        """The name of its file: one for each start, so two stretches of an archive cannot share days."""
         return f"{self.first.date().isoformat()}.json"
 
     def as_json(self) -> str:
-        """Return it as JSON."""
         days = {
             kind: {day: {"rows": one.rows, "files": dict(one.files)} for day, one in of_kind.items()}
             for kind, of_kind in self.days.items()
@@ -78,10 +75,10 @@ class ArchiveStretch:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return what ``as_json`` has written.
+        """Return the stretch that ``as_json`` wrote.
 
         Raises:
-            ValueError: it is of a later version, or none.
+            ValueError: the format is missing or of a later version.
         """
         if values.get("format") != _FORMAT:
             raise ValueError(f"format {values.get('format')!r} is not known to this version of txbox")
@@ -97,18 +94,18 @@ _FORMAT = 1
 
 
 OWN = "_txbox"
-"""Our own files; Spark leaves out what begins so."""
+"""The folder of our own files; Spark skips names that begin with an underscore."""
 
 
 class ArchiveFolder:
-    """The files of an archive: days are put in place as a whole, and a stretch's file says that its days are."""
+    """The files of an archive. Each day is moved into place as a whole; then the stretch's file lists it."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
-        """Name the folder; it need not be there. ``location`` becomes its whole address, whatever was given.
+        """Resolve ``location`` to a full address. The folder need not exist.
 
         Raises:
             InvalidConfiguration: Spark would take the name for a pattern.
-            SourceError: there is no such file system.
+            SourceError: the file system does not exist.
         """
         if found := _PATTERN.search(location):
             raise InvalidConfiguration(
@@ -121,27 +118,25 @@ class ArchiveFolder:
             self.location = str(self._files.makeQualified(self._path(location)).toString())
 
     def path(self, *names: str) -> str:
-        """Return a path below the folder."""
         return "/".join([self.location, *names])
 
     def staged(self, run: str, *names: str) -> str:
-        """Return where a run writes."""
+        """Return a path below the folder that a run writes to."""
         return self.path(OWN, "staged", run, *names)
 
     def read_identity(self) -> str | None:
-        """Return which archive this is; None if nothing says so."""
+        """Return the id of this archive; None if the folder has none."""
         found = self._read(self.path(OWN, "archive.json"))
         return None if found is None else str(found["archive_id"])
 
     def write_identity(self, archive_id: str) -> None:
-        """Say which archive this is."""
         self._write(self.path(OWN, "archive.json"), json.dumps({"archive_id": archive_id}))
 
     def stretches(self) -> list[ArchiveStretch]:
-        """Return what is in the archive, in order.
+        """Return the archive's stretches in order.
 
         Raises:
-            SourceError: a file cannot be read, or one of them is missing between others.
+            SourceError: a stretch's file cannot be read, or one between others is missing.
         """
         folder = self.path(OWN, "stretches")
         found = []
@@ -161,7 +156,7 @@ class ArchiveFolder:
         return found
 
     def put_in_place(self, stretch: ArchiveStretch) -> None:
-        """Move the days of a stretch to where they are read, and then say so; what is done already is left out.
+        """Move the days of a stretch to where readers look, then write the stretch's file; skip what is done already.
 
         Raises:
             SourceError: the files are not those that the stretch names.
@@ -181,7 +176,7 @@ class ArchiveFolder:
         self.remove(self.staged(stretch.run))
 
     def files(self, folder: str) -> Mapping[str, int]:
-        """Return the files that Spark reads in a folder, by name with their sizes; none if there is no folder."""
+        """Return the sizes in bytes of the files that Spark reads in a folder; empty if the folder does not exist."""
         path = self._path(folder)
         with explained(f"cannot list {folder}"):
             if not self._files.exists(path):
@@ -190,18 +185,18 @@ class ArchiveFolder:
         return {name: size for name, size in sorted(found.items()) if not name.startswith((".", "_"))}
 
     def runs(self) -> list[str]:
-        """Return the runs that have left something that was not put in place."""
+        """Return the runs whose staging folders are still there."""
         return list(self.files(self.path(OWN, "staged")))
 
     def remove(self, folder: str) -> None:
-        """Remove a folder with all that is in it."""
+        """Remove a folder with everything in it."""
         with explained(f"cannot remove {folder}"):
             self._files.delete(self._path(folder), True)
 
     def _move(self, source: str, target: str, files: Mapping[str, int]) -> None:
-        """Move a folder; that it is gone, or that the other one is there, is for the caller to look at.
+        """Move a folder, or what is left of it. The caller checks the result.
 
-        On S3 a move copies one file after the other: of one that was killed, some are there. The others are moved then.
+        On S3, a move copies one file after another. If one was killed, some files are in the target; move the others.
         """
         with explained(f"cannot move {source} to {target}"):
             if not self._files.exists(self._path(source)):
@@ -231,7 +226,7 @@ class ArchiveFolder:
             raise SourceError(f"{path} is no JSON: {error}") from error
 
     def _write(self, path: str, text: str) -> None:
-        """Write a file, unless it is there as it should be; what reads it meanwhile finds all of it, or none."""
+        """Write a file unless it already has this content. Readers see the whole file or none."""
         if self._files.exists(self._path(path)) and self._read(path) == json.loads(text):
             return
         folder, _, name = path.rpartition("/")
@@ -250,7 +245,7 @@ class ArchiveFolder:
 
 
 _PATTERN = re.compile(r"[*?\[\]{}\\]")
-"""What Hadoop's patterns of paths are made of."""
+"""Characters that Hadoop treats as parts of a path pattern."""
 
 
 SENT_COLUMNS = (
@@ -264,11 +259,11 @@ PROCESSED_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive as it was when it was opened; it gets more days meanwhile, and never others for those it has.
+    """An archive as it was when it was opened. Days may be added later; days that it has never change.
 
     Attributes:
-        location: the folder.
-        stretches: what is in it, in order.
+        location: the folder's full address.
+        stretches: the days in it, in order.
     """
 
     location: str
@@ -277,22 +272,22 @@ class Archive:
 
     @property
     def upto(self) -> datetime:
-        """Up to here, it has everything."""
+        """The time before which the archive has everything."""
         return self.stretches[-1].beyond
 
     def sent(self, destinations: Collection[str] | None = None) -> DataFrame:
-        """Return what was sent, to all destinations or some of them, with the column ``day``.
+        """Return the messages sent to all destinations, or to those given, with the column ``day``.
 
-        ``headers`` is JSON. A message that was replayed, or sent again, has a row for each time.
+        ``headers`` is JSON. A message that was replayed or sent again has one row for each time.
         """
         frame = self._read(SENT, SENT_COLUMNS)
         return frame if destinations is None else frame.where(sql.col("destination").isin(*destinations))
 
     def processed(self, subscriber_id: str | None = None) -> DataFrame:
-        """Return the rows of inboxes, of all subscribers or one, with the column ``day``.
+        """Return the inbox rows of all subscribers, or of one, with the column ``day``.
 
-        ``state`` is what it was when the day was archived: processed, parked, expired or discarded. A message that was
-        parked then, and processed later, has another row, of that day.
+        ``state`` is the state when the day was archived: processed, parked, expired or discarded. A message that was
+        parked then and processed later has another row, on the later day.
         """
         frame = self._read(PROCESSED, PROCESSED_COLUMNS)
         return frame if subscriber_id is None else frame.where(sql.col("subscriber_id") == subscriber_id)
@@ -304,16 +299,16 @@ class Archive:
         with explained(f"cannot read {root}"):
             if not days:
                 return self._spark.createDataFrame([], schema)
-            # Text of a user's time zone and format is never read here: the columns are given, and day is a date.
+            # With the schema given, the session's time zone and formats do not matter, and day is a date.
             return self._spark.read.schema(schema).option("basePath", root).parquet(*days)
 
 
 def read_archive(spark: SparkSession, location: str) -> Archive:
-    """Open an archive that ``archive`` has written.
+    """Return the archive that ``archive`` wrote to a folder.
 
     Raises:
-        SourceError: there is none, or it cannot be read.
-        InvalidConfiguration: the session is one of Spark Connect.
+        SourceError: the folder has no archive, or it cannot be read.
+        InvalidConfiguration: the session is a Spark Connect session.
     """
     refuse_connect(spark, "read_archive", f'read the folders of days: spark.read.parquet("{location}/sent")')
     folder = ArchiveFolder(spark, location)

@@ -1,4 +1,4 @@
-"""How far an archive is, in Postgres: a maintainer and a relay forget nothing beyond."""
+"""Records in Postgres how far an archive reaches; maintainers and relays forget nothing beyond that point."""
 
 import secrets
 import time
@@ -22,8 +22,6 @@ POLL_SECONDS = 0.5
 
 
 class ArchiveStatements(SqlFile, file="archive.sql", fragments_of=AuditStatements):
-    """The statements of archive.sql, for the tables of one schema, under one prefix."""
-
     begin: str
     abandon: str
     read: str
@@ -43,12 +41,11 @@ class ArchiveStatements(SqlFile, file="archive.sql", fragments_of=AuditStatement
 
 @dataclass(frozen=True, slots=True)
 class ArchiveState:
-    """Where an archive is.
+    """How far an archive reaches.
 
     Attributes:
-        archive_id: of the archive.
-        archived_upto: what was sent or processed before is in it; None: nothing is.
-        pending: days that are written, and are being put in place; None: there are none.
+        archived_upto: it has everything sent or processed before this time; None if it is empty.
+        pending: days that are written and are being moved into place; None if there are none.
     """
 
     archive_id: str
@@ -57,20 +54,15 @@ class ArchiveState:
 
 
 class ArchiveLedger:
-    """The row of one archive, and what goes into it."""
+    """The row of one archive, and the counts of what goes into the archive."""
 
     def __init__(self, engine: Engine, schema: str | None, prefix: str, location: str) -> None:
-        """Name where the tables are, and the folder."""
         self.sql = ArchiveStatements.load(schema, prefix)
         self._engine = engine
         self._location = location
 
     def check(self) -> None:
-        """Check that the tables are there.
-
-        Raises:
-            SchemaMissing: one is not.
-        """
+        """Raise ``SchemaMissing`` unless the tables exist."""
         tables = self.sql.tables
         with short_transaction(self._engine) as connection:
             for table in (
@@ -83,16 +75,16 @@ class ArchiveLedger:
                 check_table(connection, table)
 
     def begin(self) -> ArchiveState:
-        """Return where the archive is; it begins, if it has not."""
+        """Return the archive's state; create its row if there is none."""
         with short_transaction(self._engine) as connection:
             given = {"location": self._location, "archive_id": secrets.token_hex(8)}
             connection.exec_driver_sql(self.sql.begin, given)
         state = self.read()
-        assert state is not None  # noqa: S101 - it was begun
+        assert state is not None  # noqa: S101 - it was just begun
         return state
 
     def read(self) -> ArchiveState | None:
-        """Return where the archive is; None if it was not begun."""
+        """Return the archive's state; None if it was not begun."""
         with short_transaction(self._engine) as connection:
             row = connection.exec_driver_sql(self.sql.read, {"location": self._location}).one_or_none()
         if row is None:
@@ -101,21 +93,21 @@ class ArchiveLedger:
         return ArchiveState(row.archive_id, moment(row.archived_upto), pending)
 
     def abandon(self, archive_id: str) -> None:
-        """Forget an archive that has nothing yet, so that it does not hold back what is forgotten."""
+        """Delete the row of an empty archive, so that maintainers and relays may forget again."""
         self._change(self.sql.abandon, archive_id)
 
     def cutoff(self, settle: timedelta) -> datetime:
-        """Return the end of the last day, in UTC, that is over for so long by the database's clock."""
+        """Return the end of the last UTC day that has been over for ``settle``, by the database's clock."""
         with short_transaction(self._engine) as connection:
             found = moment(connection.exec_driver_sql(self.sql.cutoff, {"settle": settle}).scalar_one())
-        assert found is not None  # noqa: S101 - it is near to now
+        assert found is not None  # noqa: S101 - it is close to now
         return found
 
     def wait_until_settled(self, cutoff: datetime, *, wait_seconds: float) -> None:
-        """Wait until every transaction has ended that may write into days before a time.
+        """Wait until every transaction has ended that may still write rows of days before ``cutoff``.
 
-        A row has the time at which its transaction began, so one that is open may still commit rows of a day that is
-        over. Those that begin from now on cannot.
+        A row has the time at which its transaction began, so an open transaction may still commit rows of a day that is
+        over. Transactions that begin from now on cannot.
 
         Raises:
             InvalidConfiguration: one of them is still open after ``wait_seconds``.
@@ -139,7 +131,7 @@ class ArchiveLedger:
                 time.sleep(POLL_SECONDS)
 
     def count_sent(self, first: datetime, beyond: datetime) -> tuple[list[tuple[datetime, int]], int]:
-        """Return hours in which something was sent, in order, each with its rows; and the bytes of the widest row."""
+        """Return the hours with sent messages, in order, each with its row count; and the widest row's bytes."""
         hours, widest = [], 0
         for row in self._count(self.sql.count_sent, first, beyond):
             hour = moment(row.hour)
@@ -149,11 +141,11 @@ class ArchiveLedger:
         return hours, widest
 
     def count_processed(self, first: datetime, beyond: datetime) -> dict[str, int]:
-        """Return how many messages were processed on each day on which some were."""
+        """Return how many messages were processed on each day; days without any are left out."""
         return {row.day: row.rows for row in self._count(self.sql.count_processed, first, beyond)}
 
     def inbox_bounds(self) -> list[tuple[str, str]]:
-        """Return keys of the inbox that cut it evenly, in order."""
+        """Return keys that cut the inbox evenly, in order; empty if the inbox is small."""
         with short_transaction(self._engine) as connection:
             size = int(connection.exec_driver_sql(self.sql.inbox_bytes).scalar_one())
             if (parts := parts_of(size)) == 1:
@@ -169,16 +161,16 @@ class ArchiveLedger:
             return connection.exec_driver_sql(statement, {"first": first, "beyond": beyond}).all()
 
     def propose(self, stretch: ArchiveStretch, after: datetime | None) -> bool:
-        """Say which days come next, after those up to a time; return False if another run was first."""
+        """Record the days to be added after the time ``after``; return False if another run was first."""
         given = {"first": after, "pending": stretch.as_json()}
         return self._change(self.sql.propose, stretch.archive_id, **given)
 
     def finish(self, stretch: ArchiveStretch) -> bool:
-        """Say that days are in place; return False if another run has said so."""
+        """Record that the days are in place; return False if another run has recorded it."""
         return self._change(self.sql.finish, stretch.archive_id, run=stretch.run, beyond=stretch.beyond)
 
     def release(self) -> bool:
-        """Forget the archive, so that what it does not have may be forgotten, too; return whether there was one."""
+        """Delete the archive's row, so that it no longer holds anything back; return whether there was one."""
         with short_transaction(self._engine) as connection:
             return connection.exec_driver_sql(self.sql.release, {"location": self._location}).rowcount == 1
 

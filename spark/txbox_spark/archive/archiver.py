@@ -1,16 +1,16 @@
-"""Archiving: days that are over go from Postgres into a folder, each row once.
+"""Copies days that are over from Postgres into a folder, each row once.
 
 ::
 
-    1  begin       the archive's row, COMMIT: from now on nothing is forgotten that it does not have
+    1  begin       insert the archive's row, COMMIT: from now on nothing is forgotten that it does not have
     2  settle      wait for transactions that began before the last day was over
-    3  stage       Spark writes the days into a folder of this run, and counts what it has written
-    4  propose     the row gets the list of these days, COMMIT, if no other run was first
-    5  in place    each day's folder is moved, then a file says which days there are
-    6  finish      the row says how far the archive is, COMMIT: a maintainer may forget
+    3  stage       Spark writes the days into this run's folder, and counts what it has written
+    4  propose     the row gets the list of these days, COMMIT, unless another run was first
+    5  in place    each day's folder is moved, then a file lists the days
+    6  finish      the row says how far the archive reaches, COMMIT: a maintainer may forget
 
-A run that is killed before 4 has done nothing; its folder is removed later. One that is killed after 4 is finished by
-the next run, which knows from the row which days are to be moved. Readers look at days that such a file names.
+A run that is killed before 4 has changed nothing; its folder is removed later. If it is killed after 4, the next run
+finishes it, because the row says which days to move. Readers see only days that such a file lists.
 """
 
 import logging
@@ -48,37 +48,37 @@ from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, sql
 from txbox_spark.runtime.session import refuse_connect, require_jdbc_driver
 
 SETTLE = timedelta(hours=1)
-"""A day is archived when it is over for so long; clocks of one cluster of Postgres differ by less."""
+"""How long a day must be over before it is archived; the clocks of one Postgres cluster differ by less."""
 
 WAIT_SECONDS = 60.0
-"""How long to wait for transactions that are open."""
+"""How long to wait for open transactions."""
 
 SENT_ROWS = 100_000
-"""Sent messages that one task reads, at least; whole hours."""
+"""At least how many sent messages one task reads, in whole hours."""
 
 FETCHED_SENT = 500
 FETCHED_IDS = 10_000
-"""Rows that a task holds at a time, at most: fewer where there are bodies."""
+"""At most how many rows a task holds at a time: fewer if they have bodies."""
 
 FETCHED_BYTES = 8 << 20
-"""How much a task holds at a time of what was sent, if the widest row is no wider."""
+"""How many bytes of sent messages a task holds at a time, unless a single row is wider."""
 
 FORGOTTEN_RUN = timedelta(days=2)
-"""What a run has left that was killed goes after so long; one that is at work is younger."""
+"""How old the folder of a killed run must be before it is removed; the folder of a working run is younger."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReport:
-    """What a run has added to an archive.
+    """What a run added to an archive.
 
     Attributes:
-        location: the folder.
-        since: where the days begin that were added; None: at the beginning, or none were.
-        upto: up to here, everything is in the archive; None: nothing is.
+        location: the folder's full address.
+        since: the start of the days that were added; None if they start at the beginning, or none were added.
+        upto: the archive has everything before this time; None if it is empty.
         days: how many days with rows were added.
-        sent: sent messages that were added.
-        processed: rows of inboxes that were added.
-        finished_earlier: whether days were put in place that an earlier run had written.
+        sent: how many sent messages were added.
+        processed: how many inbox rows were added.
+        finished_earlier: whether the run moved days into place that an earlier run had written.
     """
 
     location: str
@@ -90,7 +90,7 @@ class ArchiveReport:
     finished_earlier: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the report as a dict of plain values."""
         return asdict(self)
 
 
@@ -106,24 +106,24 @@ def archive(
     wait_seconds: float = WAIT_SECONDS,
     on_progress: OnProgress | None = None,
 ) -> ArchiveReport:
-    """Add the days that are over to an archive: sent messages that relays keep, and the ids of all inboxes.
+    """Add the days that are over to an archive: the sent messages that relays keep, and the ids of all inboxes.
 
-    Each row goes into the archive once, through kills and runs at the same time. From the first run on, neither a
+    Each row goes into the archive once, even if runs are killed or overlap. From the first run on, neither a
     maintainer nor a relay forgets what the archive does not have.
 
     Args:
-        spark: the session.
-        location: a folder that Spark's Hadoop can reach; the archive's own.
+        spark: the Spark session.
+        location: a folder that Spark's Hadoop can reach, used by this archive alone.
         url: the database; executors must reach it over TCP.
-        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        schema: the Postgres schema of the tables; None means the search path decides.
         prefix: what the tables' names start with.
-        upto: only days before that of this time, in UTC; None: all that are over.
-        settle: for how long a day must be over.
-        wait_seconds: how long to wait for transactions that are open, and may still write into such a day.
-        on_progress: called with the progress, from a thread of its own.
+        upto: archive only days before the UTC day of this time; None means all that are over.
+        settle: how long a day must be over.
+        wait_seconds: how long to wait for open transactions that may still write rows of such a day.
+        on_progress: called with the progress, from its own thread.
 
     Raises:
-        InvalidConfiguration: an argument cannot work, a transaction stays open, or the folder is not this archive's.
+        InvalidConfiguration: an argument is invalid, a transaction stays open, or the folder is not this archive's.
         SchemaMissing: a table does not exist.
         SourceError: Spark cannot read the tables, or write the folder.
         SparkSetupError: Spark has no JDBC driver for Postgres.
@@ -163,7 +163,7 @@ def archive(
         days = {SENT: rows.write_sent(folder, run), PROCESSED: rows.write_processed(folder, run)}
     stretch = ArchiveStretch(state.archive_id, run, first, beyond, days)
     if folder.read_identity() != state.archive_id:
-        ledger.abandon(state.archive_id)  # it holds nothing back; the folder is theirs
+        ledger.abandon(state.archive_id)  # the folder is theirs, so our row must hold nothing back
         folder.remove(folder.staged(run))
         raise InvalidConfiguration(f"another database has begun an archive at {folder.location} meanwhile")
     if not ledger.propose(stretch, since):
@@ -181,9 +181,9 @@ def release(location: str, *, url: str | URL, schema: str | None = None, prefix:
     """Forget an archive, so that maintainers and relays may forget what it does not have; its folder stays.
 
     Args:
-        location: the folder, as ``txbox status`` shows it; a path of this machine is found as well.
+        location: the folder, as ``txbox status`` shows it, or as a path on this machine.
         url: the database.
-        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        schema: the Postgres schema of the tables; None means the search path decides.
         prefix: what the tables' names start with.
 
     Returns:
@@ -195,7 +195,7 @@ def release(location: str, *, url: str | URL, schema: str | None = None, prefix:
 
 
 def _begin(folder: ArchiveFolder, ledger: ArchiveLedger) -> ArchiveState:
-    """Return where the archive is; it begins, if it has not. A folder that is refused holds nothing back."""
+    """Return the archive's state; begin the archive if it is new. A refused folder leaves no row behind."""
     ledger.check()
     state = ledger.read()
     if state is not None:
@@ -216,7 +216,7 @@ def _begin(folder: ArchiveFolder, ledger: ArchiveLedger) -> ArchiveState:
 
 
 def _check_folder(folder: ArchiveFolder, state: ArchiveState) -> None:
-    """Refuse a folder that is another archive's, or that does not have what Postgres says it has."""
+    """Raise if the folder is another archive's, or does not have what Postgres says it has."""
     identity, stretches = folder.read_identity(), folder.stretches()
     ids = {one.archive_id for one in stretches} | ({identity} if identity is not None else set())
     if ids - {state.archive_id}:
@@ -246,7 +246,7 @@ def _finish(folder: ArchiveFolder, ledger: ArchiveLedger, stretch: ArchiveStretc
 
 
 def _remove_forgotten(folder: ArchiveFolder) -> None:
-    """Remove what runs have left that were killed before their days were proposed."""
+    """Remove the folders of runs that were killed before they proposed their days."""
     oldest = f"{datetime.now(UTC) - FORGOTTEN_RUN:%Y%m%dT%H%M%SZ}"
     for run in folder.runs():
         if run < oldest:
@@ -254,7 +254,7 @@ def _remove_forgotten(folder: ArchiveFolder) -> None:
 
 
 class _Rows:
-    """The rows of some days, from Postgres into the folder of a run."""
+    """Copies the rows of some days from Postgres into the folder of a run."""
 
     def __init__(
         self, spark: SparkSession, database: URL, ledger: ArchiveLedger, first: datetime, beyond: datetime
@@ -263,7 +263,7 @@ class _Rows:
         self._first, self._beyond = first, beyond
 
     def write_sent(self, folder: ArchiveFolder, run: str) -> dict[str, ArchivedDay]:
-        """Write what was sent: each task reads some hours of one day."""
+        """Write the sent messages; each task reads some hours of one day."""
         hours, widest = self._ledger.count_sent(self._first, self._beyond)
         expected: dict[str, int] = {}
         for hour, rows in hours:
@@ -275,7 +275,7 @@ class _Rows:
         return self._write(frame, folder, run, SENT, expected, held)
 
     def write_processed(self, folder: ArchiveFolder, run: str) -> dict[str, ArchivedDay]:
-        """Write what was processed: each task reads a range of ids; then rows are put together by day."""
+        """Write the inbox rows; each task reads a range of ids, then Spark groups the rows by day."""
         expected = self._ledger.count_processed(self._first, self._beyond)
         bounds = self._ledger.inbox_bounds()
         time = f"processed_at >= {literal(self._first)} AND processed_at < {literal(self._beyond)}"
@@ -284,7 +284,7 @@ class _Rows:
         return self._write(frame, folder, run, PROCESSED, expected, FETCHED_IDS)
 
     def _read(self, statement: str, ranges: Sequence[str], fetched: int) -> DataFrame:
-        # Spark runs the statement in the transaction that reads, so a pool of connections keeps nothing of it.
+        # Spark runs this statement in the reading transaction, so it does not outlive it in a connection pool.
         unlimited = unescaped(SERVER.no_time_limit)
         options = {**jdbc_options(self._database), "fetchsize": str(fetched), "sessionInitStatement": unlimited}
         table = f"({unescaped(statement)}) AS archived"
@@ -294,9 +294,10 @@ class _Rows:
     def _write(
         self, frame: DataFrame, folder: ArchiveFolder, run: str, kind: str, expected: Mapping[str, int], held: int
     ) -> dict[str, ArchivedDay]:
-        """Write rows by day, and compare what was written with what Postgres has counted.
+        """Write rows by day, and raise ``SourceError`` unless the counts are those of Postgres.
 
-        ``held`` is how many rows Parquet's writer may take before it looks at how much it holds: a hundred, by itself.
+        ``held`` is how many rows Parquet's writer may take before it checks how much it holds; its default is a
+        hundred.
         """
         target = folder.staged(run, kind)
         with explained(f"cannot write {target}"):
@@ -321,7 +322,7 @@ class _Rows:
 
 
 def _hour_ranges(hours: Sequence[tuple[datetime, int]], beyond: datetime) -> list[str]:
-    """Return SQL conditions that cut hours into parts of ``SENT_ROWS`` rows at least, each within one day."""
+    """Return SQL conditions that cut the hours into parts of at least ``SENT_ROWS`` rows, each within one day."""
     cuts, rows = [hours[0][0]], 0
     for before, (hour, count) in zip([None, *hours], hours, strict=False):
         if before is not None and (rows >= SENT_ROWS or hour.date() != cuts[-1].date()):
@@ -332,7 +333,7 @@ def _hour_ranges(hours: Sequence[tuple[datetime, int]], beyond: datetime) -> lis
 
 
 def _key_ranges(bounds: Sequence[tuple[str, str]]) -> list[str]:
-    """Return SQL conditions that cut inboxes at keys, sorted ones, without gap or overlap."""
+    """Return SQL conditions that cut inboxes at the sorted keys, without gaps or overlaps."""
     key = "(subscriber_id, message_id)"
     keys = [f"({literal(subscriber)}, {literal(message)})" for subscriber, message in bounds]
     return [
@@ -344,9 +345,9 @@ def _key_ranges(bounds: Sequence[tuple[str, str]]) -> list[str]:
 
 
 _FILES = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
-"""Times as Postgres has them, whatever the session's setting; Spark's default is a type that Parquet has given up."""
+"""Microseconds, as in Postgres, whatever the session's setting; Spark's default is a type that Parquet deprecated."""
 
 _SETTLED = {SENT: "true", PROCESSED: "state = 'processed'"}
-"""Which rows do not change any more: a parked message's row goes when it is redriven."""
+"""Which rows no longer change; a parked message's row is removed when it is redriven."""
 
 _log = logging.getLogger("txbox.spark")

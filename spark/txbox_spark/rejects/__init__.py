@@ -1,1 +1,1 @@
-"""Rows that are not loaded: why, how many for the same cause, and where all of them are kept."""
+"""Rows that are not loaded: why, how many for each cause, and where they are kept."""

@@ -1,10 +1,10 @@
-"""The table that keeps every rejected row of a load: each chunk's are committed with the chunk.
+"""The table that keeps every rejected row of a load; a chunk's rejected rows commit with the chunk.
 
-It has the caller's name, and is created unless it is there; then it needs these columns::
+The caller names the table. It is created if it does not exist; an existing one needs these columns::
 
     run_id, chunk, message_id, cause, column_name, value, file, event
 
-Rows that no chunk has met, of writer jdbc, have the chunk null, and are written once, at the end of their run.
+With writer jdbc, rows that never reach a chunk have the chunk null. They are written once, at the end of their run.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,16 +28,16 @@ COLUMNS = "run_id, chunk, message_id, cause, column_name, value, file, event"
 
 @dataclass(frozen=True, slots=True)
 class RejectsTable:
-    """A table of rejected rows. It is sent to the executors."""
+    """A table of rejected rows; the object is sent to the executors."""
 
-    name: str  # with its schema, quoted as Postgres and psycopg's placeholders need it
+    name: str  # with its schema, quoted for Postgres, and escaped for psycopg's placeholders
 
     @classmethod
     def named(cls, engine: Engine, name: str) -> "RejectsTable":
-        """Return the table of a name as SQL has it, such as ``audit.rejected``, and create it unless it is there.
+        """Return the table of an SQL name, such as ``audit.rejected``; create it if it does not exist.
 
         Raises:
-            InvalidConfiguration: it cannot be created, or lacks a column.
+            InvalidConfiguration: the table cannot be created, or lacks a column.
         """
         try:
             with short_transaction(engine) as connection:
@@ -54,16 +54,16 @@ class RejectsTable:
 
     @property
     def rows_of_run(self) -> str:
-        """The query of a run's rows, for psycopg's own cursor; parameters: run_id."""
+        """The query for a run's rows, for a psycopg cursor; parameters: run_id."""
         return (
             "SELECT message_id, cause, column_name, value, file, event "  # noqa: S608 - quoted
             f"FROM {self.name} WHERE run_id = %(run_id)s"
         )
 
     def create(self, connection: Connection) -> None:
-        """Create the table unless it is there."""
+        """Create the table unless it exists."""
         there = connection.exec_driver_sql("SELECT to_regclass(%s)", (unescaped(self.name),)).scalar_one()
-        if there is not None:  # IF NOT EXISTS needs the right to create, even then
+        if there is not None:  # even if the table exists, CREATE IF NOT EXISTS needs the right to create
             return
         connection.exec_driver_sql(
             f"CREATE TABLE IF NOT EXISTS {self.name} (run_id text NOT NULL, chunk integer, message_id text, "
@@ -72,14 +72,14 @@ class RejectsTable:
         )
 
     def copy(self, cursor: Any, run_id: str, chunk: int | None, rows: Iterable[RejectedRow]) -> None:
-        """Add rejected rows, in the transaction of a cursor of psycopg."""
+        """Add rejected rows, in the transaction of a psycopg cursor."""
         with cursor.copy(f"COPY {unescaped(self.name)} ({COLUMNS}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row((run_id, chunk, row.message_id, row.cause, row.column, row.value, row.file, row.event))
 
     @retry_outages
     def copy_once(self, engine: Engine, run_id: str, rows: Callable[[], Iterable[RejectedRow]]) -> None:
-        """Add the rejected rows of a run that no chunk has met, unless they are there."""
+        """Add the rejected rows of a run that never reached a chunk, unless they were added before."""
         with short_transaction(engine) as connection:
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (run_lock(run_id),))
             there = f"SELECT FROM {self.name} WHERE run_id = %s AND chunk IS NULL LIMIT 1"
@@ -95,10 +95,10 @@ _COLUMNS = "message_id string, cause string, column string, value string, file s
 
 
 def write_rejects(spark: SparkSession, engine: Engine, table: RejectsTable, run_id: str, folder: str) -> int:
-    """Write the rows that a table keeps of a run into a folder, as lines of JSON; return how many there are.
+    """Write a run's rows from the table into a folder, as lines of JSON; return how many there are.
 
-    Until the load ends, they are in the table alone, so what is in the folder is what has committed. The rows of a run
-    are in ``run=RUN`` below it, and are written again if the end of the run is repeated.
+    Until the load ends, they are only in the table, so the folder has only what has committed. A run's rows are in its
+    subfolder ``run=RUN``; if the end of the run is repeated, they are written again.
     """
     target = f"{folder.rstrip('/')}/run={run_id}"
     written = 0

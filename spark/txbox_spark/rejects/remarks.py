@@ -1,4 +1,4 @@
-"""What a load remarks of rows that are not applied as they are: rejected ones, and several with one id that differ."""
+"""What a load reports about rows it does not simply apply: rejected rows, and differing rows with the same id."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,16 +8,16 @@ from typing import Any, Self
 from txbox import TxboxError
 
 SHOWN_ROWS = 10
-"""How many rejected rows are shown, for each load and each of its chunks."""
+"""How many rejected rows are shown for a load, and kept for each of its chunks."""
 
 SHOWN_CAUSES = 20
-"""How many causes are told apart; rows with other ones are counted together."""
+"""How many causes are counted separately; rows with other causes are counted together."""
 
 SHOWN_CHARACTERS = 300
 """How much of a rejected row is shown."""
 
 VALUE_CHARACTERS = 40
-"""How much is told apart of the value that a row is rejected for."""
+"""How much is kept of the value that a row is rejected for."""
 
 OTHER_CAUSES = "other causes"
 
@@ -28,11 +28,11 @@ class RejectedRow:
 
     Attributes:
         cause: why, without values of the row.
-        column: of the value that the cause is about; None if it is about no column, or that is not known.
-        value: how that value begins.
-        message_id: the row's, as far as it is text.
-        file: where the row was read from, if that is known.
-        event: the row, as JSON, or as the text of a record that cannot be read.
+        column: the column that the cause is about; None if it is about none, or the column is unknown.
+        value: how that column's value begins.
+        message_id: the row's id, if it is text.
+        file: the file that the row was read from, if known.
+        event: the row as JSON, or the text of a record that cannot be read.
     """
 
     cause: str
@@ -44,7 +44,7 @@ class RejectedRow:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return what Spark has made JSON of; its nulls are left out."""
+        """Return the row from Spark's JSON, which leaves nulls out."""
         return cls(**json.loads(text))
 
     @property
@@ -58,9 +58,9 @@ class RejectedCause:
     """Rejected rows with the same cause.
 
     Attributes:
-        cause, column: as of each row.
-        rows: how many.
-        value: how their value begins, if all of them have the same.
+        cause, column: those of each row.
+        rows: how many rows there are.
+        value: how their value begins, if it is the same in all of them.
         example: how one of the rows begins.
     """
 
@@ -71,18 +71,17 @@ class RejectedCause:
     example: str
 
     def __add__(self, other: "RejectedCause") -> "RejectedCause":
-        """Return the rows of both."""
         value = self.value if self.value == other.value else None
         return replace(self, rows=self.rows + other.rows, value=value)
 
 
 @dataclass(frozen=True, slots=True)
 class Remarks:
-    """What is remarked of some rows.
+    """What a load reports about some rows.
 
     Attributes:
-        causes: of rejected rows, those with the most rows first.
-        sample: some rejected rows, each with its cause before it.
+        causes: why rows were rejected, the cause with the most rows first.
+        sample: some rejected rows, each after its cause.
         differing: how many ids have rows that differ.
         differing_sample: some of those ids.
     """
@@ -94,7 +93,7 @@ class Remarks:
 
     @classmethod
     def of(cls, rows: Iterable[RejectedRow]) -> Self:
-        """Count rejected rows by their causes."""
+        """Return the remarks on rejected rows, counted by cause."""
         counted: dict[tuple[str, str | None], RejectedCause] = {}
         sample: list[str] = []
         for row in rows:
@@ -106,7 +105,7 @@ class Remarks:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return what ``as_json`` was made of; what an older txbox has kept is a sample alone."""
+        """Return the remarks that ``as_json`` wrote; an older txbox stored only a sample."""
         if not isinstance(value, Mapping):
             return cls((), tuple(value or ()))
         return cls(
@@ -117,15 +116,12 @@ class Remarks:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
         return asdict(self)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to be remarked."""
         return self != NO_REMARKS
 
     def __add__(self, other: "Remarks") -> "Remarks":
-        """Return the remarks of both."""
         if not (self and other):
             return self or other
         counted: dict[tuple[str, str | None], RejectedCause] = {}
@@ -146,9 +142,9 @@ class TooManyRejected(TxboxError):
     """More rows are rejected than the caller allows.
 
     Attributes:
-        rejected: how many, at least.
-        most: how many may be.
-        rows: what is shown of them.
+        rejected: how many rows are rejected, at least.
+        most: how many the caller allows.
+        rows: causes and a sample of the rejected rows.
     """
 
     def __init__(self, rejected: int, most: int, rows: Remarks) -> None:
@@ -163,7 +159,6 @@ class TooManyRejected(TxboxError):
 
 
 def refuse_too_many(rejected: int, most: int | None, rows: Remarks) -> None:
-    """Raise ``TooManyRejected`` if more rows are rejected than may be."""
     if most is not None and rejected > most:
         raise TooManyRejected(rejected, most, rows)
 
