@@ -1,1 +1,1 @@
-"""A bulk load at work, in the order of its files: loader, resume, copy_writer or jdbc_writer, ledger."""
+"""Runs a bulk load: the loader, its two writers (copy and jdbc), and the ledger."""

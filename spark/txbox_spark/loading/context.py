@@ -1,4 +1,4 @@
-"""What every step of one bulk load works with: the session, the database, the events, the limits."""
+"""What every step of a bulk load needs: the session, the database, the events, the limits."""
 
 import sys
 import time
@@ -36,14 +36,14 @@ from txbox_spark.survey import FEW_ROWS
 
 
 class BulkLoadFailed(TxboxError):
-    """A bulk load has ended before every chunk was merged. What has committed stays; the rest can be resumed.
+    """A bulk load ended before every chunk was merged. Merged chunks stay; the rest can be resumed.
 
     Attributes:
-        run_id: what to resume.
+        run_id: the run to resume.
         why: the cause.
-        done: chunks that are merged.
-        chunks: how many there are.
-        resumable: whether the run may be resumed; otherwise another one has to begin.
+        done: how many chunks are merged.
+        chunks: how many chunks there are.
+        resumable: whether the run can be resumed; if not, begin a new one.
     """
 
     def __init__(self, run_id: str, why: str, *, done: int, chunks: int, resumable: bool = True) -> None:
@@ -59,28 +59,28 @@ class BulkLoadFailed(TxboxError):
 
 
 class ExecutorsLost(BulkLoadFailed):
-    """Executors of a stage have died as often as Spark bears; those that are left may do the rest."""
+    """Executors of a stage died as often as Spark tolerates. Those that are left may do the rest."""
 
 
 @dataclass
 class LoadContext:
-    """One bulk load."""
+    """What the steps of one bulk load share."""
 
-    spark: SparkSession  # of the events
-    engine: Engine  # the database, for this process
-    options: ValidLoadOptions  # of the caller
+    spark: SparkSession
+    engine: Engine  # for this process
+    options: ValidLoadOptions
     events: PreparedEvents
     source: str  # what is loaded, for people
-    digest: bytes  # of the source; a resumed run must find the same
+    digest: bytes  # of the source; must be the same when a run is resumed
     parallelism: int  # how many chunks are merged at once
     reporter: ProgressReporter
     tracing: Tracing = NO_TRACING
-    span: Span = NO_SPAN  # of the stage under way
+    span: Span = NO_SPAN  # of the current stage
     seconds: dict[str, float] = field(default_factory=dict)  # how long each stage took
-    merged: int = 0  # chunks that were merged when the ledger was last read
-    seem_few: bool = False  # the events, by Spark's estimate: if they are, this process merges them
+    merged: int = 0  # how many chunks were merged when the ledger was last read
+    seem_few: bool = False  # by Spark's estimate of the events; if they are few, this process merges them
     rejects: RejectsTable | None = None  # see ``rejects_table``
-    sample: tuple[str, ...] = ()  # ids of a run that begins, until its first attempt; of a resumed one, none
+    sample: tuple[str, ...] = ()  # ids of a new run, until its first attempt; empty for a resumed one
 
     def __post_init__(self) -> None:
         names = self.options.schema, self.options.prefix
@@ -89,11 +89,11 @@ class LoadContext:
         self.options.check_sent_at(self.events.columns)
 
     def are_few(self, rows: int) -> bool:
-        """Whether so many events are merged by this process, in place of Spark's tasks."""
+        """Return whether this process merges the events itself, instead of Spark's tasks."""
         return self.seem_few and rows <= FEW_ROWS
 
     def plan(self, run: Run) -> MergePlan:
-        """Return what the chunks of a run have in common."""
+        """Return the plan that the chunks of a run share."""
         return MergePlan.of(
             self.options,
             run_id=run.run_id,
@@ -105,24 +105,24 @@ class LoadContext:
         )
 
     def rejects_table(self, run: Run) -> RejectsTable | None:
-        """Return the table that all rejected rows of a run are kept in, if they are."""
+        """Return the table for all rejected rows of a run; None if they are not kept."""
         if self.rejects is None and self.options.rejected_to is not None:
             self.rejects = self.staging.create_rejects(run.run_id)
         return self.rejects
 
     def _most_rejected(self, run: Run) -> int | None:
-        """Return how many rows the chunks of a run may reject."""
+        """Return how many rows the chunks of a run may reject; None if any number may."""
         most = self.options.most_rejected(run.rows)
-        # With writer jdbc, what the rows alone tell is counted by the survey, and by no chunk.
+        # With writer jdbc, rows that Spark rejects never reach a chunk. The survey has counted them.
         return None if most is None else most - ((run.rejected or 0) if run.writer == JDBC else 0)
 
     @retry_outages
     def explain(self) -> tuple[StatementPlan, ...]:
-        """Have Postgres say how it would run the effect's statements, or why it cannot; of a callable there are none.
+        """Return how Postgres would run the effect's statements; empty for a callable.
 
         Raises:
             ApplyFailed: Postgres refuses a statement.
-            InvalidConfiguration: they cannot be read.
+            InvalidConfiguration: the statements cannot be parsed.
         """
         apply = self.options.apply
         script = apply.script if isinstance(apply, SqlEffect) else apply
@@ -134,23 +134,22 @@ class LoadContext:
         return plans
 
     def merged_chunks(self, run: Run) -> tuple[int, ...]:
-        """Return the chunks that are merged."""
+        """Read the merged chunks from the ledger, and keep their number in ``merged``."""
         chunks = self.ledger.merged_chunks(run.run_id)
         self.merged = len(chunks)
         return chunks
 
     def failure(self, run: Run, why: str, *, resumable: bool = True) -> BulkLoadFailed:
-        """Return the error that ends the load."""
         done = len(self.merged_chunks(run))
         return BulkLoadFailed(run.run_id, why, done=done, chunks=run.chunks, resumable=resumable)
 
     @contextmanager
     def stage(self, name: str, run: Run | None) -> Iterator[None]:
-        """Time a stage, name its jobs in Spark's pages, and cancel them if the caller is interrupted.
+        """Time a stage, name its jobs in Spark's web UI, and cancel them if the caller is interrupted.
 
         Raises:
-            BulkLoadFailed: Spark has failed, its JVM has died, or no executor has come in time.
-            TxboxError: the same, before there is a run.
+            BulkLoadFailed: Spark failed, its JVM died, or no executor came in time.
+            TxboxError: the same, before a run exists.
         """
         started = time.monotonic()
         loaded = f"of {self.source}" if run is None else f"{run.run_id} of {self.source}"
@@ -162,7 +161,7 @@ class LoadContext:
                 job_group(self.spark.sparkContext, f"txbox bulk load {loaded}: {name}") as group,
             ):
                 run_id = None if run is None else run.run_id
-                merges = name == "merge"  # which is reported by its chunks
+                merges = name == "merge"  # whose progress is reported by chunks
                 reporter = self.reporter
                 with reporter.executors.awaiting(group) if merges else reporter.spark_stage(name, run_id, group):
                     yield

@@ -1,20 +1,20 @@
-"""Writer copy: each task copies its chunks into Postgres and merges them, each in one transaction.
+"""Writer copy: Spark's tasks copy their chunks into Postgres and merge them, each chunk in one transaction.
 
-The events are partitioned by chunk and sorted by id, so that a task gets whole chunks in which the duplicates of an id
-follow each other. It drops those, and streams the rest to Postgres, one Arrow batch at a time.
+The events are partitioned by chunk and sorted by id, so that a task gets whole chunks, in which duplicates of an id are
+adjacent. It drops the duplicates, and streams the rest to Postgres, one Arrow batch at a time.
 
-Chunks that seem to be repeated, as when a file is loaded again, are tried with their ids alone first: where each id is
-in the inbox, the events themselves are never read. Where few are not, the events of those are picked out of the source,
-and the others are neither sorted nor sent::
+Chunks that seem to be repeats, such as those of a file that is loaded again, are first tried with their ids alone. If
+the inbox has every id, the events themselves are never read. If it lacks only a few, their events are picked out of the
+source, and the others are neither sorted nor sent::
 
     likely_repeated ──▶ ids alone ─┬─ none is new ──▶ settled
                                    ├─ few are new ──▶ their events ──▶ merged, with the counts of the whole chunk
                                    └─ many are new ─▶ the whole chunk, as any other
 
-A chunk's records, effects and ledger entry are one transaction. So a task that is run again, or twice at once by
-speculation, is a redelivery: it finds the chunk merged, or waits for the other attempt and then finds it merged.
+A chunk's records, effects and ledger entry are one transaction. So a task that runs again, or twice at once by
+speculation, does no harm: it finds the chunk merged, or waits for the other attempt and then finds it merged.
 
-A failure comes back as a row, not as an exception: Spark would run the task again, and report it as a Java error.
+A task returns a failure as a row. If it raised, Spark would run the task again, and report a Java error.
 """
 
 import logging
@@ -55,18 +55,17 @@ from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
 from txbox_spark.runtime.retries import retry_outages
 
 FEW_NEW_SHARE = 0.02
-"""How many of a chunk's sampled ids may be new for the chunk to be tried with its ids alone."""
+"""At most this share of a chunk's sampled ids may be new for the chunk to be tried with its ids alone."""
 
 FEW_NEW_IDS = 100_000
-"""How many new ids, of all chunks that were tried, the driver holds; each chunk may have its part of them."""
+"""How many new ids, of all chunks tried, the driver holds; each chunk may have its share of them."""
 
 TASKS_PER_SLOT = 2
-"""Tasks for each that Spark runs at once: few, since each takes a tenth of a second, and still several to share out."""
+"""Tasks for each task that Spark runs at once: few, because each takes a tenth of a second to start, but more than one,
+so that the slots share the work evenly."""
 
 
 class CopyWriter:
-    """Has Spark's tasks copy and merge the chunks."""
-
     max_chunks: ClassVar[int] = 4_096  # the bounds of the chunks are part of Spark's plan
     survey_counts_rejected: ClassVar[bool] = False
 
@@ -80,11 +79,12 @@ class CopyWriter:
         task = CopyTask(context.options.database.render_as_string(hide_password=False), context.plan(run), run.bounds)
         if context.are_few(run.rows):
             return self._write_few(run, task)
-        sample, context.sample = context.sample, ()  # at the first attempt only
+        sample, context.sample = context.sample, ()  # only for the first attempt
         repeated: tuple[int, ...] = ()
-        if sample and context.options.rejected_to is None:  # ids alone keep no rejected rows
+        if sample and context.options.rejected_to is None:  # with ids alone, no rejected rows would be kept
             repeated = likely_repeated(context.engine, task.plan.sql, context.options.subscriber_id, sample, run.bounds)
-        # Ids alone lock nothing that others wait for: as many as a transaction may have, and each task has some.
+        # Ids alone lock nothing that others wait for, so a group is as large as a transaction may be; but each task
+        # gets some of them.
         most = min(task.plan.most_chunks, math.ceil(len(repeated) / context.parallelism))
         groups = chunk_groups(run.chunks, set(repeated), most)
         with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
@@ -106,40 +106,40 @@ class CopyWriter:
             return _run_tasks(context.tracing, rest, task)[1]
 
     def _write_few(self, run: Run, task: "CopyTask") -> list[FailedChunk]:
-        """Do here what a task does: to start Python on the executors takes longer than to merge few events."""
+        """Do a task's work in this process: starting Python on executors takes longer than merging few events."""
         context = self._context
         with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
             keep = task.plan.keep
             order = [] if keep == ANY else [(ROW_ORDER, "descending" if is_latest(keep) else "ascending")]
-            # Nulls are last: rejected rows have no id.
+            # Nulls come last, because rejected rows have no id.
             events = context.events.staged.toArrow().sort_by([(MESSAGE_ID, "ascending"), *order])
             return _outcomes(context.tracing, task.tried_chunks(iter(events.to_batches())))[1]
 
     def _only(self, tried: Mapping[int, TriedIds]) -> DataFrame:
-        """Return the events whose ids are not in the inbox, of chunks that were tried with their ids alone."""
+        """Return the events whose ids the inbox lacks, of chunks that were tried with their ids alone."""
         new = pyarrow.table({MESSAGE_ID: [one for chunk in tried.values() for one in chunk.unprocessed]})
         frame = self._context.spark.createDataFrame(new)
         return self._context.events.staged.join(sql.broadcast(frame), MESSAGE_ID, "left_semi")
 
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
-        """Return the rows of a run whose chunks are all merged: each chunk has counted its own."""
+        """Return the row counts of a run whose chunks are all merged; each chunk has counted its rows."""
         return RowCounts(run.rows, totals.read, totals.rejected)
 
     def remarks(self, run: Run) -> Remarks:
-        """Return the remarks of such a run: each chunk has kept its own."""
+        """Return the remarks of such a run; each chunk has recorded its own."""
         return self._context.ledger.remarks(run.run_id)
 
     def clean_up(self, run: Run) -> None:
-        """Leave the database as it is: this writer makes no tables."""
+        """Do nothing: this writer creates no tables."""
 
 
 def _tasks(context: LoadContext) -> int:
-    """Return how many tasks merge; as many as ``parallelism``, where that was asked for: each has a connection."""
+    """Return how many tasks merge: at most ``parallelism`` if it was given, because each has a connection."""
     spark = context.spark.sparkContext
     slots = spark.defaultParallelism
     if context.parallelism < slots:
         return context.parallelism
-    # On a cluster executors may come while tasks wait, so what Spark runs at once now is no bound.
+    # On a cluster, executors may join while tasks wait, so the number of tasks that Spark runs now is no limit.
     asked = None if is_local(spark) else context.options.parallelism
     return slots * TASKS_PER_SLOT if asked is None else min(asked, slots * TASKS_PER_SLOT)
 
@@ -148,7 +148,7 @@ def _tasks(context: LoadContext) -> int:
 def likely_repeated(
     engine: Engine, statements: MergeStatements, subscriber_id: str, sample: Sequence[str], bounds: Sequence[str]
 ) -> tuple[int, ...]:
-    """Return the chunks of which nearly every sampled id is in the inbox: those whose ids alone are read first."""
+    """Return the chunks that are tried with their ids alone: the inbox has nearly all of their sampled ids."""
     with short_transaction(engine) as connection:
         ids = {"subscriber_id": subscriber_id, "message_ids": list(sample)}
         processed = set(connection.exec_driver_sql(statements.find_processed, ids).scalars())
@@ -158,14 +158,14 @@ def likely_repeated(
 
 
 def _run_tasks(tracing: Tracing, frame: DataFrame, task: "CopyTask") -> tuple[dict[int, TriedIds], list[FailedChunk]]:
-    """Run them; return the chunks of which few ids are new, and those that failed."""
+    """Run the tasks; return the chunks with few new ids, and those that failed."""
     return _outcomes(tracing, [TriedChunk(*row) for row in frame.mapInArrow(task, TriedChunk.SQL_TYPES).collect()])
 
 
 def _outcomes(tracing: Tracing, tried: "Iterable[TriedChunk]") -> tuple[dict[int, TriedIds], list[FailedChunk]]:
-    """Return the chunks of which few ids are new, and those that failed.
+    """Return the chunks with few new ids, and those that failed.
 
-    The spans of chunks are made here: executors have no tracing.
+    It also makes the spans of the chunks, because executors have no tracing.
     """
     tried = list(tried)
     for one in tried:
@@ -177,20 +177,20 @@ def _outcomes(tracing: Tracing, tried: "Iterable[TriedChunk]") -> tuple[dict[int
 
 @dataclass(frozen=True, slots=True)
 class TriedChunk:
-    """A chunk that a task has tried to merge: what comes back from an executor."""
+    """What an executor returns about a chunk that it tried to merge."""
 
-    chunk: int  # its number
+    chunk: int
     began_ns: int  # by the executor's clock, in nanoseconds since 1970
     ended_ns: int
     error: str | None  # why it is not merged
     transient: bool  # another attempt may succeed
-    few: str | None  # what its ids have told, as JSON, if few of them are new
+    few: str | None  # ``TriedIds`` as JSON, if few of its ids are new
 
     SQL_TYPES: ClassVar = "chunk int, began_ns bigint, ended_ns bigint, error string, transient boolean, few string"
 
     @classmethod
     def arrow_schema(cls) -> "pyarrow.Schema":
-        """The same for Arrow."""
+        """Return ``SQL_TYPES`` as an Arrow schema."""
         return pyarrow.schema(
             {
                 "chunk": pyarrow.int32(),
@@ -207,30 +207,30 @@ class TriedChunk:
 class CopyTask:
     """What a task does. It is sent to the executors, so it holds only values."""
 
-    url: str = field(repr=False)  # of the database, as SQLAlchemy has it
-    plan: MergePlan  # of the run
+    url: str = field(repr=False)  # the database's, as SQLAlchemy writes it
+    plan: MergePlan
     bounds: tuple[str, ...]  # between the chunks
     groups: tuple[int, ...] | None = None
-    """For each chunk, the first one of its group, which the frame has as one chunk; None: a transaction takes as many
-    chunks that follow each other as its time allows."""
+    """For each chunk, the first chunk of its group; the frame treats a group as one chunk. None means that a
+    transaction takes as many consecutive chunks as its time allows."""
     ids_alone: bool = False
-    """The frame has ids only; settle the chunks in which every id is processed, and leave the others."""
-    few: int = 0  # of those that are left: up to how many new ids the driver is told
+    """The frame has only ids: settle the chunks whose ids are all processed, and skip the others."""
+    few: int = 0  # a skipped chunk reports its new ids if there are at most this many
     tried: Mapping[int, TriedIds] | None = None
-    """The frame has the new events of these chunks only."""
+    """The frame has only the new events of these chunks."""
 
     def __call__(self, batches: "Iterator[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
-        """Merge the chunks of one partition: for ``DataFrame.mapInArrow``."""
+        """Merge the chunks of one partition, as ``DataFrame.mapInArrow`` calls it."""
         schema = TriedChunk.arrow_schema()
         for tried in self.tried_chunks(batches):
             yield pyarrow.RecordBatch.from_pylist([asdict(tried)], schema=schema)
 
     def tried_chunks(self, batches: "Iterator[pyarrow.RecordBatch]") -> Iterator[TriedChunk]:
-        """Merge the chunks of these batches, which are sorted by message id."""
+        """Merge the chunks of these batches, which are sorted by message id, and yield the result for each."""
         numbers = None if self.groups is None else sorted(set(self.groups))
         bounds = self.bounds if numbers is None else [self.bounds[first - 1] for first in numbers[1:]]
         stream = ChunkStream(batches, bounds, numbers)
-        # A session for each chunk: what the caller's statements leave in one must not reach the next chunk.
+        # Each chunk has its own session, so that nothing the caller's statements leave in one reaches the next chunk.
         engine = guard(open_engine(self.url, poolclass=NullPool))
         sizer = MergeSizer(self.plan.lock_seconds, self.plan.most_chunks)
         while (chunk := stream.next_chunk()) is not None:
@@ -244,16 +244,16 @@ class CopyTask:
     def merge(
         self, engine: Engine, chunk: int, stream: ChunkStream, sizer: MergeSizer
     ) -> FailedChunk | TriedIds | None:
-        """Copy and merge a chunk, and as many of those that follow as the sizer says, in one transaction.
+        """Copy and merge a chunk, and as many of the next ones as the sizer says, in one transaction.
 
         Returns:
-            Why they are not merged; or what their ids have told, if few of them are new.
+            Why they are not merged; or, with ``ids_alone``, what their ids showed if few of them are new.
         """
         ledger = LoadLedger(engine, self.plan.schema, self.plan.prefix)
         try:
             with short_transaction(engine) as connection:
                 if (error := ledger.failure(connection, self.plan.run_id)) is not None:
-                    return FailedChunk(chunk, error, transient=False)  # a task has failed as this one would
+                    return FailedChunk(chunk, error, transient=False)  # another task failed as this one would
                 if not begin_chunk(connection, self.plan, chunk):
                     return None
                 columns = () if self.ids_alone else self.plan.columns
@@ -289,44 +289,43 @@ class CopyTask:
         return None
 
     def _end_frozen_copies(self, engine: Engine) -> None:
-        """Have the next attempt not wait for a client that is frozen."""
-        with suppress(SQLAlchemyError):  # an outage is the next attempt's matter
+        """End sessions of frozen clients, so that the next attempt does not wait for them."""
+        with suppress(SQLAlchemyError):  # the next attempt deals with an outage
             end_frozen_copies(engine, self.plan)
 
     def _takes_another(
         self, connection: Connection, first: int, last: int, stream: ChunkStream, sizer: MergeSizer
     ) -> bool:
-        """Whether the transaction has claimed the chunk after ``last``, too."""
+        """Claim the chunk after ``last``, too, if it fits; return whether it was claimed."""
         fits = self.groups is None and last - first + 1 < sizer.chunks and stream.chunk_ahead() == last + 1
         return fits and claim_chunk(connection, self.plan, last + 1)
 
     def _copy(self, connection: Connection, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
-        """Stream a chunk's distinct events into ``fresh_event``."""
         return copy_events(connection, self.plan, chunk, () if self.ids_alone else self.plan.columns, batches)
 
 
 FROZEN_SECONDS = 30.0
-"""How long a COPY must have received nothing; at most ``stalled_seconds``."""
+"""How long a COPY must receive nothing to count as frozen; ``stalled_seconds`` if that is shorter."""
 
 
 def end_frozen_copies(engine: Engine, plan: MergePlan) -> int:
     """End the sessions of a run that are frozen within a COPY, and return how many.
 
-    While a server process reads a COPY, no time-out of Postgres reaches it: neither that of idle transactions nor that
-    of statements, and a client that stands still has not closed its socket. So a task that is frozen within its COPY
-    keeps its chunk, and whoever runs the chunk again waits for it::
+    No timeout of Postgres stops a server process that reads a COPY: neither the one for idle transactions nor the one
+    for statements. And a frozen client has not closed its socket. So a task that freezes within its COPY keeps its
+    chunk, and whoever runs the chunk again waits for it::
 
         task, frozen       claims chunk 17 ── COPY ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ended
         task, run again        claims chunk 17: waits ── stalled_seconds ── ChunkHeld ── looks ─┴── another attempt
 
-    A COPY is frozen if it has begun before the wait, waits for its client, and has received nothing for
-    ``FROZEN_SECONDS`` more. To end one that is only slow costs only time: nothing of it is committed.
+    A COPY is frozen if it began before the wait, waits for its client, and receives nothing for another
+    ``FROZEN_SECONDS``. Ending one that is merely slow only costs time: nothing of it is committed.
     """
     before = _copies(engine, plan)
     if not before:
         return 0
     time.sleep(min(FROZEN_SECONDS, plan.stalled_seconds))
-    # A process id may be another session's by then, which is then in a COPY of the same run, and has received less.
+    # The process id may belong to another session by then; it is then in a COPY of the same run, and has received less.
     frozen = sorted(pid for pid, received in _copies(engine, plan).items() if before.get(pid) == received)
     with short_transaction(engine) as connection:
         for pid in frozen:
@@ -337,7 +336,7 @@ def end_frozen_copies(engine: Engine, plan: MergePlan) -> int:
 
 
 def _copies(engine: Engine, plan: MergePlan) -> dict[int, int]:
-    """Return server processes of the run that wait for more of a COPY, and how many bytes each has received."""
+    """Return the run's server processes that wait for more of a COPY, and how many bytes each has received."""
     values = {"run_lock": run_lock(plan.run_id), "stalled": plan.stalled}
     with short_transaction(engine) as connection:
         return {row.pid: row.received for row in connection.exec_driver_sql(plan.sql.waiting_copies, values)}

@@ -1,9 +1,9 @@
 """Writer jdbc: executors write to a staging table, and the driver merges it chunk by chunk.
 
-For clusters whose executors have a JVM and nothing else. Spark's JDBC writer has no upsert, and a task that is run
-again writes its rows again; neither matters in a staging table, from which one event of each id is taken.
+It is for clusters whose executors have only a JVM. Spark's JDBC writer has no upsert, and a task that runs again writes
+its rows again. Neither matters in a staging table, because the merge takes one event of each id from it.
 
-Postgres empties staging tables when it recovers from a crash; then the events are staged again (``StagingLost``).
+When Postgres recovers from a crash, it empties staging tables; the events are then staged again (``StagingLost``).
 """
 
 import logging
@@ -46,21 +46,21 @@ from txbox_spark.runtime.lazy_imports import pyarrow, spark_errors, sql
 from txbox_spark.survey import rejected_causes
 
 BATCH_ROWS = 10_000
-"""Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
+"""Rows in one batch of Spark's JDBC writer; the JDBC driver rewrites them to multi-row inserts."""
 
 STAGING_IDLE_SECONDS = 3600.0
-"""How long a task that stages may send nothing, in its one transaction: a frozen host would keep its locks for ever,
-and its snapshot, which holds VACUUM back. A source may take long for a batch of rows."""
+"""How long a staging task may send nothing in its one transaction. Without a limit, a frozen host would keep its locks
+for ever, and a snapshot that holds VACUUM back. The limit is long because a source may be slow to give a batch."""
 
 CANCEL_SECONDS = 2.0
 """How long a request to cancel a statement may take."""
 
 CANCEL_AGAIN_SECONDS = 0.1
-"""Between two rounds of cancelling: a cancel that meets a chunk between two statements cancels nothing."""
+"""Pause between two rounds of cancelling; cancelling a chunk that is between two statements has no effect."""
 
 
 class JdbcWriter:
-    """Stages the events by Spark's JDBC writer, and merges the chunks from this process."""
+    """Stages the events with Spark's JDBC writer, and merges the chunks from this process."""
 
     max_chunks: ClassVar[int] = MAX_PARTITIONS
     survey_counts_rejected: ClassVar[bool] = True
@@ -72,7 +72,7 @@ class JdbcWriter:
         """Merge every chunk that is not merged yet; return those that failed.
 
         Raises:
-            StagingLost: the staging table is not there, or not complete.
+            StagingLost: the staging table is missing or incomplete.
         """
         context, table = self._context, run.staging_table
         columns = context.events.staged_columns
@@ -97,15 +97,15 @@ class JdbcWriter:
             return _merge_chunks(context, run, chunks, as_texts=as_texts)
 
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
-        """Return the rows of a run whose chunks are all merged."""
-        # A task that was run again has staged its rows again; they count as read twice, and are applied once.
+        """Return the row counts of a run whose chunks are all merged."""
+        # A task that ran again has staged its rows again. They count as read twice, but are applied once.
         loadable = run.rows - (run.rejected or 0)
         distinct = totals.already_processed + totals.applied + totals.expired + totals.rejected
         found = max(distinct, min(loadable, totals.read))
         return RowCounts(loadable, found, (run.rejected or 0) + totals.rejected)
 
     def remarks(self, run: Run) -> Remarks:
-        """Return the remarks of such a run: rejected rows that no chunk has met are read once more."""
+        """Return the remarks of such a run; rejected rows that never reached a chunk are read again."""
         context = self._context
         remarks = context.ledger.remarks(run.run_id)
         if not run.rejected:
@@ -132,7 +132,7 @@ def _as_texts(columns: Sequence[EventColumn]) -> tuple[EventColumn, ...]:
 
 
 def _stage(context: LoadContext, run: Run, columns: Sequence[EventColumn]) -> str | None:
-    """Write the events to a new staging table, and return its name; None: Postgres does not take a value.
+    """Write the events to a new staging table, and return its name; None if Postgres refuses a value.
 
     Raises:
         InvalidConfiguration: the name would be too long.
@@ -144,17 +144,17 @@ def _stage(context: LoadContext, run: Run, columns: Sequence[EventColumn]) -> st
     texts = [one.staged_as for one in columns if one.postgres_type == "text"]
     frame = frame.withColumns({name: sql.col(name).cast("string") for name in texts if name in frame.columns})
     with short_transaction(engine) as connection:
-        # Behind a pooler nothing may be prepared; our connections detect it, the JDBC driver does not.
+        # Statements must not be prepared behind a pooler. Our connections detect one, the JDBC driver does not.
         prepare = getattr(connection.connection.driver_connection, "prepare_threshold", None) is not None
     idle_seconds = STAGING_IDLE_SECONDS if prepare else None
     try:
         (
             frame.write.format("jdbc")
             .options(**jdbc_options(context.options.database, prepare=prepare, idle_seconds=idle_seconds))
-            # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
+            # Send strings without a type, so that Postgres parses each as its column's type: uuid, jsonb, int[] …
             .option("stringtype", "unspecified")
             .option("reWriteBatchedInserts", "true")
-            # The driver would quote the statement with its values, for Spark to log.
+            # Otherwise the driver would quote the statement with its values, and Spark would log them.
             .option("logServerErrorDetail", "false")
             .option("batchsize", BATCH_ROWS)
             .option("numPartitions", context.parallelism)
@@ -174,23 +174,23 @@ def _stage(context: LoadContext, run: Run, columns: Sequence[EventColumn]) -> st
 def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int], *, as_texts: bool) -> list[FailedChunk]:
     """Merge chunks of a complete staging table, several at once; return those that failed.
 
-    After an error that would come again, or an interruption of the caller, no other chunk begins. The interruption also
-    cancels those that have begun, and nothing of them is committed.
+    After a lasting error, or if the caller is interrupted, no other chunk begins. An interruption also cancels the
+    chunks that have begun; nothing of them is committed.
 
     Raises:
-        StagingLost: the staging table is not there, or not complete.
+        StagingLost: the staging table is missing or incomplete.
     """
     stopping, parent = threading.Event(), context.span
     left, taking = deque(chunks), threading.Lock()
     plan = context.plan(run)
     sizer = MergeSizer(plan.lock_seconds, plan.most_chunks)
     active: set[Any] = set()
-    # A session for each chunk, as with writer copy: what the caller's statements leave in one, such as a setting, must
-    # not reach the next chunk.
+    # Each chunk has its own session, as with writer copy, so that nothing the caller's statements leave in one, such as
+    # a setting, reaches the next chunk.
     sessions = guard(open_engine(context.engine.url, poolclass=NullPool))
 
     def take(after: int | None) -> int | None:
-        """Take the next chunk that is left, or only the one after another; None: there is none."""
+        """Take the next chunk that is left, with ``after`` only if it is the one after that; None if there is none."""
         with taking:
             there = bool(left) and after in (None, left[0] - 1) and not stopping.is_set()
             return left.popleft() if there else None
@@ -203,7 +203,7 @@ def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int], *, as_t
         return failed
 
     def merge(chunk: int) -> FailedChunk | None:
-        with parent.current():  # this is another thread
+        with parent.current():  # another thread does not inherit the span
             span = context.tracing.internal("txbox.bulk_load chunk", {"txbox.chunk": chunk})
         try:
             with span.current():
@@ -234,7 +234,7 @@ def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int], *, as_t
 
 
 def _cancel(active: set[Any]) -> None:
-    """Cancel until no chunk is active: one may be between two statements."""
+    """Cancel again and again until no chunk is active: a chunk may be between two statements."""
     while active:
         for driver_connection in tuple(active):
             with suppress(psycopg.Error, OSError):
@@ -253,7 +253,7 @@ def _merge_chunk(
     *,
     as_texts: bool,
 ) -> None:
-    """Merge a chunk of the staging table, and as many of those after it as the sizer says, in one transaction."""
+    """Merge a chunk of the staging table, and as many of the next ones as the sizer says, in one transaction."""
     plan, staging = context.plan(run), context.staging
     with short_transaction(engine) as connection, _active(connection, active):
         if not begin_chunk(connection, plan, chunk):
@@ -270,7 +270,8 @@ def _merge_chunk(
             if sqlstate(error) == UNDEFINED_TABLE:
                 raise StagingLost(f"the staging table {run.staging_table} is gone") from error
             raise
-        # After a crash all of it is empty, never a part. A chunk alone may be: all its ids may be of rejected rows.
+        # After a crash the whole table is empty, never a part of it. One chunk may be empty anyway, if all its ids
+        # are those of rejected rows.
         whole = f"SELECT FROM {staging.full_name(str(run.staging_table))} LIMIT 1"
         if not read and run.rows > (run.rejected or 0) and not connection.exec_driver_sql(whole).rowcount:
             raise StagingLost(f"the staging table {run.staging_table} has been emptied; did Postgres crash?")
@@ -288,7 +289,7 @@ def _merge_chunk(
 
 
 def _copy_texts(connection: Connection, plan: MergePlan, chunk: int, staged: str, counts: ChunkCounts) -> ChunkCounts:
-    """Copy a chunk's staged texts into ``fresh_event``, as their columns' types, without rows that do not fit."""
+    """Copy a chunk's staged texts into ``fresh_event`` with their columns' types, leaving out rows that do not fit."""
     connection.exec_driver_sql(create_fresh(plan.columns))
     names = [MESSAGE_ID, *(one.staged_as for one in plan.columns if one.staged_as != MESSAGE_ID)]
     query = distinct_staged(names, staged, plan.keep)

@@ -1,4 +1,4 @@
-"""The ledger of bulk loads: which run loads what, and which of its chunks are done.
+"""Keeps the ledger of bulk loads: which run loads what, and which of its chunks are done.
 
 ::
 
@@ -8,8 +8,8 @@
                 ▼  │
               failed, or killed
 
-Invariants: a chunk has a row if, and only if, it is applied, for both are in one transaction; a run is finished if, and
-only if, every chunk has a row. A heartbeat, by the database's clock, shows that a run is being worked on; staging
+Invariants: a chunk has a row if and only if it is applied, because both happen in one transaction; a run is finished if
+and only if every chunk has a row. A heartbeat, by the database's clock, shows that a run is being worked on; staging
 tables of runs without one are dropped.
 """
 
@@ -40,44 +40,43 @@ HEARTBEAT_SECONDS = 10.0
 """How often a run's heartbeat is recorded."""
 
 BLOCKED_SECONDS = 5.0
-"""How long a wait for a lock lasts before it is logged."""
+"""How long a wait for a lock must last before it is logged."""
 
 BLOCKED_AGAIN_SECONDS = 60.0
-"""How long until it is logged again."""
+"""How long until a wait for the same blocker is logged again."""
 
 
 class RunNotFound(TxboxError):
-    """There is no such bulk load to resume."""
+    """The bulk load to resume does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One bulk load."""
+    """One bulk load, as the ledger has it."""
 
     run_id: str  # 12 hexadecimal digits
-    subscriber_id: str  # the subscriber that the events are applied for
+    subscriber_id: str
     source: str  # what is loaded, in words
-    digest: bytes  # SHA-256 of what another attempt must find again
+    digest: bytes  # SHA-256 of what must be the same in another attempt
     content: bytes | None
-    """Digest of the ids that another attempt must find again; None: an older txbox has begun the run."""
+    """Digest of the ids, which must be the same in another attempt; None if an older txbox began the run."""
     writer: str  # "copy" or "jdbc"
     bounds: tuple[str, ...]  # between its chunks
-    attempt: int = 1  # the number of this attempt, from 1
-    staging_table: str | None = None  # the complete staging table, if there is one
-    rows: int = 0  # how many rows the source has
-    rejected: int | None = None  # how many of them were rejected; None as long as only the chunks know
-    remarks: Remarks = NO_REMARKS  # some of those
+    attempt: int = 1  # counted from 1
+    staging_table: str | None = None  # set once it is complete
+    rows: int = 0  # of the source
+    rejected: int | None = None  # of the source's rows; None as long as only the chunks know
+    remarks: Remarks = NO_REMARKS
     finished: bool = False  # whether every chunk is merged
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
         return len(self.bounds) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the merged chunks of a run add up to; what is parked is among what is already processed."""
+    """The sums over a run's merged chunks; ``already_processed`` includes ``parked``."""
 
     chunks: int
     read: int
@@ -89,8 +88,6 @@ class Totals:
 
 
 class LedgerStatements(SqlFile, file="ledger.sql"):
-    """The statements of ledger.sql, for the tables of one schema, under one prefix."""
-
     begin_run: str
     read_run: str
     begin_attempt: str
@@ -110,10 +107,10 @@ class LedgerStatements(SqlFile, file="ledger.sql"):
 
 
 class LoadLedger:
-    """The ledger in one database. Every method is a short transaction of its own.
+    """The ledger in one database. Every method is its own short transaction, unless it takes a connection.
 
-    What a load needs is retried while the database cannot be reached. Run twice, it does no harm: at worst the number
-    of attempts is too high, or a run has begun that is never continued.
+    The methods that a load needs are retried while the database cannot be reached. Running one twice does no harm: at
+    worst the number of attempts is too high, or a run was begun that is never continued.
     """
 
     def __init__(self, engine: Engine, schema: str | None = None, prefix: str = "") -> None:
@@ -121,11 +118,11 @@ class LoadLedger:
         self._sql = LedgerStatements.load(schema, prefix)
 
     def check(self) -> None:
-        """Check that the tables of the inbox and of the ledger are there, and can be written to.
+        """Raise unless the tables of the inbox and the ledger exist and can be written to.
 
         Raises:
-            SchemaMissing: one does not exist.
-            InvalidConfiguration: row-level security may hide rows of one, or the server takes no writes.
+            SchemaMissing: a table does not exist.
+            InvalidConfiguration: row-level security may hide rows of a table, or the server is read-only.
         """
         with self._engine.connect() as connection:
             refuse_read_only(connection, "a bulk load")
@@ -137,7 +134,7 @@ class LoadLedger:
     def begin(
         self, *, subscriber_id: str, source: str, digest: bytes, writer: str, bounds: Sequence[str], found: Survey
     ) -> Run:
-        """Record a new run."""
+        """Record a new run, and return it."""
         run_id = secrets.token_hex(6)
         self._execute(
             self._sql.begin_run,
@@ -157,7 +154,11 @@ class LoadLedger:
 
     @retry_outages
     def read(self, run_id: str) -> Run:
-        """Return a run, or raise ``RunNotFound``."""
+        """Return a run.
+
+        Raises:
+            RunNotFound: there is no run with this id.
+        """
         found = self._execute(self._sql.read_run, run_id=run_id)
         if not found:
             raise RunNotFound(f"there is no bulk load {run_id!r} in this database")
@@ -166,23 +167,23 @@ class LoadLedger:
 
     @retry_outages
     def begin_attempt(self, run_id: str) -> Run:
-        """Begin another attempt at a run, and return the run."""
+        """Record another attempt at a run, and return the run."""
         self._execute(self._sql.begin_attempt, run_id=run_id)
         return self.read(run_id)
 
     @retry_outages
     def set_staging_table(self, run_id: str, table: str | None) -> Run:
-        """Record that a run's staging table is complete (or, with None, that it is lost), and return the run."""
+        """Record that a run's staging table is complete, or with None that it is lost, and return the run."""
         self._execute(self._sql.set_staging_table, staging_table=table, run_id=run_id)
         return self.read(run_id)
 
     @retry_outages
     def record_failure(self, run_id: str, error: str) -> None:
-        """Record why an attempt has ended."""
+        """Record why an attempt ended, unless the run is finished."""
         self._execute(self._sql.record_failure, error=error, run_id=run_id)
 
     def failure(self, connection: Connection, run_id: str) -> str | None:
-        """Return why an attempt has ended, if it has and no other has begun; in the connection's transaction."""
+        """Return why the last attempt ended, in the connection's transaction; None if it has not failed."""
         found = connection.exec_driver_sql(self._sql.failure, {"run_id": run_id})
         return found.scalar_one_or_none()
 
@@ -194,26 +195,26 @@ class LoadLedger:
 
     @retry_outages
     def forget(self, run_id: str) -> None:
-        """Forget a run and its chunks."""
+        """Delete a run and its chunks."""
         self._execute(self._sql.forget_run, run_id=run_id)
 
     @retry_outages
     def run_of_source(self, subscriber_id: str, source: str) -> str | None:
-        """Return the last run of a subscriber's source; None if there is none."""
+        """Return the id of the last run of a subscriber's source; None if there is none."""
         found = self._execute(self._sql.run_of_source, subscriber_id=subscriber_id, source=source)
         return next((run_id for (run_id,) in found), None)
 
     def forget_abandoned(
         self, subscriber_id: str, own_sources: str, other_sources: str, abandoned_seconds: float, kept: str | None
     ) -> tuple[str, ...]:
-        """Forget abandoned runs of a subscriber, with their chunks, and return their ids.
+        """Delete abandoned runs of a subscriber, with their chunks, and return their ids.
 
         Args:
-            subscriber_id: of the runs.
-            own_sources: a regular expression: sources that only the caller loads, so that none is being worked on.
-            other_sources: a regular expression: sources that another process may be loading.
-            abandoned_seconds: how old the heartbeat of those must be.
-            kept: a run that is going to be resumed.
+            subscriber_id: the subscriber of the runs.
+            own_sources: a regular expression for sources that only the caller loads, so that nobody works on them.
+            other_sources: a regular expression for sources that another process may be loading.
+            abandoned_seconds: how old the heartbeat must be for ``other_sources``.
+            kept: a run to keep, because it will be resumed.
         """
         found = self._execute(
             self._sql.forget_abandoned,
@@ -227,22 +228,21 @@ class LoadLedger:
 
     @retry_outages
     def merged_chunks(self, run_id: str) -> tuple[int, ...]:
-        """Return the chunks that are merged."""
         return tuple(chunk for (chunk,) in self._execute(self._sql.merged_chunks, run_id=run_id))
 
     @retry_outages
     def totals(self, run_id: str) -> Totals:
-        """Add the merged chunks up."""
+        """Return the sums over the merged chunks."""
         return Totals(*self._execute(self._sql.totals, run_id=run_id)[0])
 
     @retry_outages
     def remarks(self, run_id: str) -> Remarks:
-        """Return what the chunks have remarked of their rows."""
+        """Return the remarks of all chunks, added up."""
         found = self._execute(self._sql.remarks, run_id=run_id)
         return sum((Remarks.from_json(one) for (one,) in found), NO_REMARKS)
 
     def blocked(self, run_id: str) -> tuple[BlockedLoad, ...]:
-        """Return the chunks of a run that wait for a lock, each with those it waits for."""
+        """Return the lock waits of a run's chunks, each with its blocker."""
         with short_transaction(self._engine) as connection:
             return find_blocked_loads(connection, run_id)
 
@@ -272,7 +272,7 @@ def heartbeat(ledger: LoadLedger, run_id: str) -> Iterator[None]:
                 logged[one.blocker_pid] = now
                 _log.warning("%s", one)
         except DBAPIError as error:
-            # One heartbeat less does not matter; if the database is gone, the load itself fails.
+            # One missing heartbeat does not matter. If the database is gone, the load itself fails.
             _log.warning("bulk load %s: no heartbeat: %s", run_id, error.orig)
 
     with every(HEARTBEAT_SECONDS, beat, name=f"txbox-bulk-load-{run_id}"):
@@ -281,7 +281,7 @@ def heartbeat(ledger: LoadLedger, run_id: str) -> Iterator[None]:
 
 @retry_outages
 def warn_of_new_subscriber(engine: Engine, schema: str | None, prefix: str, subscriber_id: str) -> None:
-    """Log a warning if a subscriber has no id in the inbox, and others have: every event will be new to it."""
+    """Log a warning if the inbox has no id of a subscriber, but ids of others: every event will be new to it."""
     sql = LedgerStatements.load(schema, prefix)
     with short_transaction(engine) as connection:
         if connection.exec_driver_sql(sql.any_processed, {"subscriber_id": subscriber_id}).first() is not None:

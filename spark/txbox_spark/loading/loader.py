@@ -1,4 +1,4 @@
-"""One bulk load, from the survey to the report.
+"""Runs one bulk load, from the survey to the report.
 
 ::
 
@@ -34,20 +34,21 @@ from txbox_spark.runtime.session import require_jdbc_driver
 from txbox_spark.survey import Survey, content_digest, count_rejected_rows, survey, survey_few
 
 ROWS_OF_A_CHUNK = 10_000
-"""Rows in a chunk, about, unless ``chunk_rows`` is less: a transaction merges one or more, see ``merge_sizer``."""
+"""About how many rows a chunk has, unless ``chunk_rows`` is less. A transaction merges one or more chunks, see
+``merge_sizer``."""
 
 MIN_CHUNK_ROWS = 5_000
-"""A smaller chunk costs more as a transaction than it saves by being merged in parallel."""
+"""A smaller chunk costs more as a transaction than merging it in parallel saves."""
 
 LOAD_ATTEMPTS = 5
-"""How often chunks are tried that fail for a transient reason."""
+"""How often chunks that fail for a transient reason are tried."""
 
 LOAD_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=30.0)
-"""The pauses between two attempts."""
+"""Pauses between two attempts."""
 
 
 def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoadReport:
-    """Load the events, or those that are left of the run ``resume``; ``writer_name`` is "copy", "jdbc" or ``AUTO``."""
+    """Load the events, or the rest of the run ``resume``; ``writer_name`` is "copy", "jdbc" or ``AUTO``."""
     if resume is None:
         choice, few = choose(context, writer_name)
         writer = _writer(context, choice.writer)
@@ -67,11 +68,11 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
 
 
 def choose(context: LoadContext, writer_name: str) -> tuple[WriterChoice, Survey | None]:
-    """Return the writer of a load that begins, and what a survey has found if the events are few.
+    """Return the writer of a new load; and the survey, if the events are few.
 
     Raises:
-        SparkSetupError: it is writer jdbc, and Spark lacks its driver; or writer copy is asked for, and the executors
-            lack its packages.
+        SparkSetupError: the writer is jdbc, and Spark lacks the JDBC driver; or writer copy was asked for, and the
+            executors lack its packages.
     """
     choice = WriterChoice(writer_name, "asked for")
     few = _survey_few(context) if writer_name != JDBC and context.options.max_rejected is None else None
@@ -86,9 +87,9 @@ def choose(context: LoadContext, writer_name: str) -> tuple[WriterChoice, Survey
 
 
 def bounds_of(context: LoadContext, writer_name: str, found: Survey) -> tuple[str, ...]:
-    """Return the bounds between the chunks of a load that begins."""
+    """Return the bounds between the chunks of a new load."""
     chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
-    # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
+    # Give every task that Spark runs at once equally many chunks, unless they would be tiny.
     even = math.ceil(chunks / context.parallelism) * context.parallelism
     writer = CopyWriter if writer_name == COPY else JdbcWriter
     return chunk_bounds(found.sample, min(even, max(chunks, found.rows // MIN_CHUNK_ROWS), writer.max_chunks))
@@ -99,7 +100,7 @@ def _writer(context: LoadContext, name: str) -> Writer:
 
 
 def _survey_few(context: LoadContext) -> Survey | None:
-    """Survey events that are few; None if they are not."""
+    """Return the survey of the events; None if they are not few."""
     if not context.seem_few:
         return None
     with context.stage("survey", None):
@@ -107,13 +108,13 @@ def _survey_few(context: LoadContext) -> Survey | None:
 
 
 def begin_run(context: LoadContext, writer_name: str, writer: Writer, found: Survey | None) -> Run:
-    """Survey the source, unless it has been surveyed, cut it into chunks, and begin a run."""
+    """Survey the source unless ``found`` is its survey, cut it into chunks, and record a new run."""
     if found is None:
         with context.stage("survey", None):
             counted = writer.survey_counts_rejected or context.options.max_rejected is not None
             found = survey(context.events, count_rejected=counted)
             refuse_too_many(found.rejected or 0, context.options.most_rejected(found.rows), found.remarks)
-            if not writer.survey_counts_rejected:  # its chunks meet these rows again, and count them
+            if not writer.survey_counts_rejected:  # its chunks see these rows again, and count them
                 found = replace(found, rejected=None)
     context.sample = found.sample
     return context.ledger.begin(
@@ -127,18 +128,18 @@ def begin_run(context: LoadContext, writer_name: str, writer: Writer, found: Sur
 
 
 def _finish_run(context: LoadContext, writer: Writer, run: Run) -> Run:
-    """Merge what is left of a run, and return the run as it is then."""
+    """Merge the rest of a run, and return the finished run."""
     try:
         with heartbeat(context.ledger, run.run_id):
             run = _write_chunks(context, writer, run)
             return _complete(context, writer, run)
     except BulkLoadFailed as error:
-        with suppress(SQLAlchemyError):  # it may be the database that cannot be reached
+        with suppress(SQLAlchemyError):  # the load may have failed because the database cannot be reached
             context.ledger.record_failure(run.run_id, str(error))
             run = context.ledger.read(run.run_id)
         if not run.finished:
             raise
-        # Another process has resumed the run too, has finished it, and has removed what this one was working on.
+        # Another process has also resumed the run, finished it, and removed what this process was working on.
         _log.info("bulk load %s has been finished by another process", run.run_id)
         return run
     except SQLAlchemyError as error:
@@ -149,10 +150,10 @@ def _finish_run(context: LoadContext, writer: Writer, run: Run) -> Run:
 
 
 def _write_chunks(context: LoadContext, writer: Writer, run: Run) -> Run:
-    """Try until every chunk is merged, or one of them cannot be; return the run at its last attempt.
+    """Try until every chunk is merged or one cannot be; return the run at its last attempt.
 
-    Executors may die any number of times, as long as chunks are merged between. Spark counts the deaths for a task,
-    and a task has many chunks.
+    Executors may die any number of times, as long as chunks are merged in between. Spark counts deaths per task, and a
+    task has many chunks.
     """
     attempt = 0
     while True:
@@ -162,7 +163,7 @@ def _write_chunks(context: LoadContext, writer: Writer, run: Run) -> Run:
             failed = writer.write(run) if run.rows else []
         except ExecutorsLost as error:
             gets_on = error.done > merged
-            # Writer jdbc has executors only for staging, which begins anew and merges nothing.
+            # Writer jdbc uses executors only for staging, which starts over and merges nothing.
             if not gets_on and (run.writer != JDBC or attempt == LOAD_ATTEMPTS):
                 raise
             _log.warning(
@@ -192,10 +193,10 @@ def _write_chunks(context: LoadContext, writer: Writer, run: Run) -> Run:
 
 
 def _complete(context: LoadContext, writer: Writer, run: Run) -> Run:
-    """Check that every row of the source has been counted in a chunk, and finish the run."""
+    """Finish the run, after checking that the chunks have counted every row of the source."""
     run = context.ledger.read(run.run_id)
     rows = writer.row_counts(run, context.ledger.totals(run.run_id))
-    if rows.found != rows.expected:  # it is not known which rows were left out
+    if rows.found != rows.expected:  # we cannot know which rows were left out
         raise context.failure(
             run,
             f"{rows.expected:,} events were counted, and {rows.found:,} loaded; the source must not change meanwhile: "
@@ -217,13 +218,13 @@ def _complete(context: LoadContext, writer: Writer, run: Run) -> Run:
 
 
 def _write_rejects(context: LoadContext, run: Run, table: RejectsTable, rejected: int) -> None:
-    """Write the rejected rows of a run to the folder that they are to be in, unless a table keeps them."""
+    """Write a run's rejected rows to the caller's folder, unless the caller chose a table."""
     folder = str(context.options.rejected_to)
     if folder.startswith(TABLE):
         return
     with context.stage("rejected rows", run):
         written = write_rejects(context.spark, context.engine, table, run.run_id, folder)
-    if written < rejected:  # an earlier attempt was not asked to keep them, or its table was swept
+    if written < rejected:  # an earlier attempt was not asked to keep them, or its table was dropped as abandoned
         _log.warning("bulk load %s: %d of %d rejected rows were not kept", run.run_id, rejected - written, rejected)
 
 
@@ -260,19 +261,19 @@ _log = logging.getLogger("txbox.spark")
 def resume_run(context: LoadContext, run: Run) -> Run:
     """Check that a run's events are the same, and begin another attempt unless the run is finished.
 
-    With the same source and the same ids, the bounds of the chunks that the ledger has are still right.
+    With the same source and the same ids, the chunk bounds in the ledger are still right.
 
-    1. A chunk that has a row in ``bulk_load_chunk`` is merged: the row commits with the chunk's effects. The writers
-       leave it out (``LoadContext.merged_chunks``), and do not even read it.
-    2. A chunk without a row is merged from its beginning, for nothing of it is committed. ``chunk_merger.begin_chunk``
-       claims it: of two attempts at one chunk, one merges it, and the other finds it done.
+    1. A chunk that has a row in ``bulk_load_chunk`` is merged, because the row commits with the chunk's effects. The
+       writers skip it (``LoadContext.merged_chunks``), and do not even read it.
+    2. A chunk without a row is merged from its beginning, because nothing of it is committed.
+       ``chunk_merger.begin_chunk`` claims it: of two attempts at one chunk, one merges it, and the other finds it done.
 
     The same holds for the next attempt of the same call, and for a task that Spark runs twice.
 
     Raises:
-        InvalidConfiguration: the subscriber, the source or the ids are not the same; or, with writer jdbc, the number
-            of rows that cannot be loaded.
-        SparkSetupError: the events are the same, and Spark lacks the JDBC driver that the run's writer needs.
+        InvalidConfiguration: the subscriber, the source or the ids differ; or, with writer jdbc, the number of rows
+            that cannot be loaded.
+        SparkSetupError: the events are the same, but Spark lacks the JDBC driver that the run's writer needs.
     """
     if run.subscriber_id != context.options.subscriber_id:
         raise InvalidConfiguration(
@@ -283,7 +284,8 @@ def resume_run(context: LoadContext, run: Run) -> Run:
             f"run {run.run_id} has begun to load {run.source}, and this is not the same (other files, changed files, "
             "or another message id); begin a new run: what has been applied is not applied again"
         )
-    # Of a finished run too, and whatever the name of the source: other events would be reported as loaded.
+    # Compare the ids even if the run is finished or the source has the same name. Otherwise other events would be
+    # reported as loaded.
     with context.stage("survey", run):
         rows, content = content_digest(context.events)
     if content != run.content:
@@ -300,7 +302,10 @@ def resume_run(context: LoadContext, run: Run) -> Run:
 
 
 def _refuse_other_rejects(context: LoadContext, run: Run) -> None:
-    """Refuse other fields or types: chunks of a staging table have no rejected rows, so the run's count must hold."""
+    """Raise if the number of rejected rows has changed, because of other fields or types.
+
+    Chunks of a staging table have no rejected rows, so the run's count must still be right.
+    """
     with context.stage("survey", run):
         rejected = count_rejected_rows(context.events)
     if rejected != (run.rejected or 0):

@@ -1,4 +1,4 @@
-"""Reports how far a load is, from a thread of its own: by Spark's tasks, or by the chunks in the ledger."""
+"""Reports how far a load has come, from its own thread: by Spark's tasks, or by the chunks in the ledger."""
 
 import logging
 import time
@@ -18,15 +18,15 @@ POLL_SECONDS = 0.5
 """How often ``on_progress`` is called."""
 
 PACE_SECONDS = 60.0
-"""How far back the pace looks, at least."""
+"""How far back the pace looks at least."""
 
 FIRST_SECONDS = 2.0
-"""How long a merge must have lasted before its pace means something."""
+"""How long a merge must last before its pace is meaningful."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressMark:
-    """What was merged at a moment: ``at`` in seconds of a clock that only goes on, and chunks and rows until then."""
+    """How many chunks and rows were merged at a moment; ``at`` is in seconds of a monotonic clock."""
 
     at: float
     chunks: int
@@ -36,13 +36,13 @@ class ProgressMark:
 def merge_pace(seen: Sequence[ProgressMark], now: float, total_rows: int) -> MergePace | None:
     """Return how fast a merge is; None if that is not known yet.
 
-    It looks back to what was merged ``PACE_SECONDS`` ago, or before that if nothing was merged since: so a merge whose
-    chunks take minutes has a pace, and the pace of one that stands still goes down.
+    It looks back ``PACE_SECONDS``, or further if nothing was merged since. So a merge whose chunks take minutes has a
+    pace, and the pace of a merge that stalls goes down.
 
     Args:
-        seen: first what was merged when the attempt began, then each change.
-        now: by the same clock.
-        total_rows: that there are to merge.
+        seen: the state when the attempt began, then each change.
+        now: seconds of the same clock.
+        total_rows: how many rows the run merges in total.
     """
     last = seen[-1]
     before = [one for one in seen if one.rows < last.rows]
@@ -59,11 +59,7 @@ def merge_pace(seen: Sequence[ProgressMark], now: float, total_rows: int) -> Mer
 
 
 class ProgressReporter:
-    """Reports the stages of one load, and has them end if no executor comes.
-
-    Attributes:
-        executors: watches for those.
-    """
+    """Reports the stages of one load, and ends them if no executor comes."""
 
     def __init__(
         self, spark: SparkSession, on_progress: OnProgress | None, executor_seconds: float = EXECUTOR_SECONDS
@@ -74,10 +70,10 @@ class ProgressReporter:
 
     @contextmanager
     def spark_stage(self, name: str, run_id: str | None, group: str) -> Iterator[None]:
-        """Report a stage by the tasks of a job group of Spark.
+        """Report a stage by the tasks of a Spark job group.
 
         Raises:
-            ExecutorsMissing: no executor has come in time.
+            ExecutorsMissing: no executor came in time.
         """
         tracker = self._spark.sparkContext.statusTracker()
 
@@ -102,7 +98,7 @@ class ProgressReporter:
         if self._on_progress is None:
             yield
             return
-        # A chunk counts the rows that it has rejected, or the survey has counted them: then no chunk has them.
+        # If the survey has counted the rejected rows, no chunk has them; otherwise the chunks count them.
         total_rows = run.rows - (run.rejected or 0)
         seen: list[ProgressMark] = []
 
@@ -110,13 +106,13 @@ class ProgressReporter:
             totals, now = ledger.totals(run.run_id), time.monotonic()
             if not seen or totals.chunks > seen[-1].chunks:
                 seen.append(ProgressMark(now, totals.chunks, totals.read))
-            # Nobody knows when an executor comes.
+            # Without executors, the time left is unknown.
             pace = None if self.executors.missing else merge_pace(seen, now, total_rows)
             return JobProgress(
                 run.run_id, "merge", totals.chunks, run.chunks, totals.applied, totals.read, total_rows, pace
             )
 
-        poll()  # what was merged before this attempt says nothing of its pace
+        poll()  # mark what earlier attempts have merged, which says nothing about this attempt's pace
         with self._reporting(poll):
             yield
 

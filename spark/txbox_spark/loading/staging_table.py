@@ -1,7 +1,7 @@
-"""Staging tables of writer jdbc: created, checked, dropped.
+"""Creates, checks and drops the staging tables of writer jdbc.
 
-A staging table is named after the run and the attempt, so that two attempts never write to the same one, and has a
-partition for each chunk. It is unlogged: Postgres empties it when it recovers from a crash.
+A staging table is named after the run and the attempt, so that two attempts never write to the same one. It has one
+partition per chunk. It is unlogged, so Postgres empties it when it recovers from a crash.
 """
 
 import hashlib
@@ -27,17 +27,15 @@ from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.runtime.retries import retry_outages
 
 MAX_PARTITIONS = 1_000
-"""A query of a partitioned table is planned with each of its partitions."""
+"""Limited because Postgres plans a query of a partitioned table with each of its partitions."""
 
 
 class StagingStatements(SqlFile, file="staging_table.sql"):
-    """The statements of staging_table.sql, for the tables of one schema, under one prefix."""
-
     describe: str
 
 
 class StagingTables:
-    """The staging tables beside the tables of one schema, under one prefix."""
+    """The staging tables in the schema of txbox's tables, under their prefix."""
 
     def __init__(self, engine: Engine, schema: str | None, prefix: str) -> None:
         self._engine = engine
@@ -46,9 +44,10 @@ class StagingTables:
         self._catalogue = StagingCatalogue(schema, prefix)
 
     def create(self, run: Run, columns: Sequence[EventColumn]) -> str:
-        """Create an empty staging table for the attempt that a run is in, and return its name.
+        """Create an empty staging table for a run's current attempt, and return its name.
 
-        Raises ``InvalidConfiguration``: the name would be too long.
+        Raises:
+            InvalidConfiguration: the name would be too long.
         """
         name = self._catalogue.name(run.run_id, run.attempt)
         if len(f"{name}_{run.chunks}".encode()) > MAX_NAME_BYTES:
@@ -64,10 +63,10 @@ class StagingTables:
 
     @retry_outages
     def create_rejects(self, run_id: str) -> RejectsTable:
-        """Create, unless it is there, the table that keeps a run's rejected rows until the run ends.
+        """Create the table that keeps a run's rejected rows until the run ends, unless it exists.
 
-        It is named as one of attempt 0, so that it goes with the others; it is not unlogged, for its rows are committed
-        with chunks that are not merged again.
+        It is named like one of attempt 0, so that it is dropped with the others. It is not unlogged, because its rows
+        commit with chunks that are not merged again.
         """
         table = RejectsTable(self.full_name(self._catalogue.name(run_id, 0)))
         with short_transaction(self._engine) as connection:
@@ -75,16 +74,19 @@ class StagingTables:
         return table
 
     def full_name(self, table: str) -> str:
-        """Return a table's name with its schema, quoted as Postgres and psycopg's placeholders need it."""
+        """Return a table's name with its schema, quoted for Postgres, and escaped for psycopg's placeholders."""
         return f"{self._schema}.{quote(table)}"
 
     def has_columns(self, table: str, columns: Sequence[EventColumn]) -> bool:
-        """Return whether a staging table has these columns, in this order; true of one that is gone."""
+        """Return whether a staging table has these columns, in this order; True if the table is gone."""
         found = self._describe(table)
         return found is None or found[0] in (None, _digest(columns))
 
     def is_partitioned(self, table: str) -> bool:
-        """Return whether a staging table exists with its partitions; Spark creates one without them."""
+        """Return whether a staging table exists and has partitions.
+
+        If it is gone, Spark creates one without partitions.
+        """
         found = self._describe(table)
         return found is not None and bool(found[1])
 
@@ -107,13 +109,13 @@ class StagingTables:
 
     @cached_property
     def _schema(self) -> str:
-        """The schema of txbox's tables, quoted as Postgres and psycopg's placeholders need it."""
+        """The schema of txbox's tables, quoted for Postgres, and escaped for psycopg's placeholders."""
         with short_transaction(self._engine) as connection:
             return self._catalogue.schema(connection)
 
     @retry_outages
     def _describe(self, table: str) -> tuple[Any, ...] | None:
-        """Return a staging table's comment, and whether it has partitions."""
+        """Return a staging table's comment and whether it has partitions; None if it does not exist."""
         values = {"staging_table": unescaped(self.full_name(table))}
         with short_transaction(self._engine) as connection:
             found = connection.exec_driver_sql(self._sql.describe, values).one_or_none()
@@ -123,9 +125,9 @@ class StagingTables:
 def creation(
     schema: str, name: str, columns: Sequence[EventColumn], bounds: Sequence[str], comment: str
 ) -> tuple[str, ...]:
-    """Return the statements that create a staging table with one partition for each chunk; DDL has no parameters.
+    """Return the statements that create a staging table with one partition per chunk; DDL takes no parameters.
 
-    ``schema`` is that of our tables, quoted. By ``comment`` the columns are recognized.
+    ``schema`` is the quoted schema of our tables. ``comment`` identifies the columns later.
     """
     ends = ["MINVALUE", *(quote_text(bound) for bound in bounds), "MAXVALUE"]
     table = f"{schema}.{quote(name)}"

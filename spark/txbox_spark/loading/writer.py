@@ -1,4 +1,4 @@
-"""How a load's events reach Postgres: the port that ``copy_writer`` and ``jdbc_writer`` implement, and the choice."""
+"""The port through which events reach Postgres, and the choice between its two writers, copy and jdbc."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -21,78 +21,78 @@ CONNECT_SECONDS = 5
 
 
 class StagingLost(TxboxError):
-    """The staging table is no longer complete: Postgres has recovered from a crash, or the table was dropped."""
+    """The staging table is no longer complete: Postgres recovered from a crash, or the table was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """The rows of a run whose chunks are all merged."""
+    """The row counts of a run whose chunks are all merged."""
 
-    expected: int  # rows that the survey has counted, as far as chunks can count them again
-    found: int  # the same rows, as the chunks have counted them
+    expected: int  # rows that the survey counted, and that chunks can count again
+    found: int  # the same rows, counted by the chunks
     rejected: int  # rows that cannot be loaded
 
 
 class Writer(Protocol):
-    """Writes the chunks of a run that are not merged yet, and merges them."""
+    """Writes and merges the chunks of a run."""
 
     max_chunks: ClassVar[int]  # how many chunks a run may have
-    survey_counts_rejected: ClassVar[bool]  # the survey counts the rejected rows, since no chunk has them
+    survey_counts_rejected: ClassVar[bool]  # whether the survey must count rejected rows, because no chunk has them
 
     def write(self, run: Run) -> list[FailedChunk]:
         """Merge every chunk that is not merged yet; return those that failed.
 
         Raises:
             BulkLoadFailed: no other attempt would help.
-            StagingLost: the next attempt has to begin with a new staging table.
+            StagingLost: the next attempt must begin with a new staging table.
         """
 
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
-        """Return the rows of a run whose chunks are all merged."""
+        """Return the row counts of a run whose chunks are all merged."""
 
     def remarks(self, run: Run) -> Remarks:
-        """Return what is remarked of the rows of such a run."""
+        """Return the remarks of such a run."""
 
     def clean_up(self, run: Run) -> None:
-        """Remove what a finished run has left in the database."""
+        """Remove what a finished run left in the database."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterChoice:
-    """A writer, and why that one."""
+    """A writer, and why it was chosen."""
 
     writer: str
     reason: str
 
 
 FEW = WriterChoice(COPY, "few events are merged without the executors")
-"""The choice for events that ``survey_few`` has found to be few; it says nothing of the executors."""
+"""The choice when ``survey_few`` finds few events; it says nothing about the executors."""
 
 
 def choose_writer(spark: SparkSession, url: URL, connections: int, executors: ExecutorWatcher) -> WriterChoice:
-    """Choose copy where the executors have the packages and reach Postgres, otherwise jdbc.
+    """Return copy if the executors have its packages and reach Postgres, otherwise jdbc.
 
-    ``connections`` is how many the executors may open for it at once.
+    ``connections`` is how many connections the executors may open at once to find out.
 
     Raises:
-        ExecutorsMissing: no executor has come in time.
+        ExecutorsMissing: no executor came in time.
     """
     trouble = _trouble(spark, url.render_as_string(hide_password=False), connections, executors)
     return WriterChoice(COPY, "the executors have psycopg and reach Postgres") if trouble is None else trouble.choice
 
 
 def require_packages(spark: SparkSession, executors: ExecutorWatcher) -> None:
-    """Check, before the first task of writer copy, that the executors can import what it needs.
+    """Raise, before the first task of writer copy, unless the executors can import what it needs.
 
-    Without it, each task fails as often as Spark tries it, and the error is a page of Java. Whether they reach Postgres
-    is not asked: an outage may be over when the tasks begin.
+    Without this check, each task would fail as often as Spark tries it, and the error would be a page of Java. It does
+    not check whether they reach Postgres, because an outage may be over when the tasks begin.
 
     Raises:
-        SparkSetupError: they cannot; the message says what is missing, and how to bring it.
-        ExecutorsMissing: no executor has come in time.
+        SparkSetupError: a package is missing; the message says which one, and how to provide it.
+        ExecutorsMissing: no executor came in time.
     """
     context = spark.sparkContext
-    if is_local(context):  # tasks run in the Python that calls this, unless told otherwise
+    if is_local(context):  # tasks run in this process's Python, unless configured otherwise
         return
     asked = f"{context.applicationId} {context.pythonExec}"
     if asked in _have_packages:  # a stream asks for each batch
@@ -115,9 +115,12 @@ class _Trouble:
 
 
 def _trouble(spark: SparkSession, address: str, connections: int, executors: ExecutorWatcher) -> _Trouble | None:
-    """Ask as many tasks as run at once for the packages, and as many of them as may connect, for a connection."""
+    """Return what is wrong with the executors, if anything.
 
-    # Nested, so that it is sent whole: an executor without txbox could not import it.
+    As many tasks as run at once look for the packages, and the first ``connections`` of them connect to ``address``.
+    """
+
+    # Nested, so that it is pickled by value: an executor without txbox could not import it.
     def look(number: int) -> tuple[str, str | None, str | None]:
         import socket
 
@@ -138,7 +141,7 @@ def _trouble(spark: SparkSession, address: str, connections: int, executors: Exe
             )
             with engine.connect():
                 return host, None, None
-        except Exception as error:  # noqa: BLE001 - whatever it is, this executor cannot
+        except Exception as error:  # noqa: BLE001 - whatever the cause, this executor cannot connect
             return host, None, f"does not reach Postgres: {' '.join(str(getattr(error, 'orig', error)).split())}"
 
     seconds = CONNECT_SECONDS
@@ -159,7 +162,7 @@ def _trouble(spark: SparkSession, address: str, connections: int, executors: Exe
 
 
 _have_packages: set[str] = set()
-"""Applications, and the Python of their executors, that were found to have the packages."""
+"""Applications, each with the Python of its executors, that were found to have the packages."""
 
 _OURS = ("txbox", "txbox_spark")
 _OTHER_PYTHON = (

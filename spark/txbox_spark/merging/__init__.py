@@ -1,1 +1,1 @@
-"""One chunk of a load: its range of ids, its rows in Arrow, and the transaction that merges it into Postgres."""
+"""Chunks of a load: their ranges of ids, their rows in Arrow, and the transactions that merge them into Postgres."""

@@ -1,4 +1,4 @@
-"""Merging one chunk, or several that follow each other, in one transaction: what is first is recorded and applied.
+"""Merges a chunk, or several consecutive ones, in one transaction: records and applies the events that are first.
 
 ::
 
@@ -7,31 +7,31 @@
                                             │        ├─ the caller's statements over fresh_event
                                             │        └─ counts into the ledger ── COMMIT
                               23505, 40001, 40P01, 55P03: back to the savepoint
-                                                     classes 22 and 23, of the effect: back, and ``refused_events``,
-                                                     which records nothing; then all but the refused once more
+                              classes 22 and 23, from the effect: back to the savepoint, ``refused_events`` finds
+                                                     the refused events without recording any, and all the others
+                                                     are merged
 
-To find the processed ids first, by a join, and to insert the rest sorted and without ON CONFLICT took a third of the
-time of INSERT … ON CONFLICT … RETURNING. If a live worker records one of the ids in between, that is 23505, a unique
-violation; then the chunk is merged once more with ON CONFLICT.
+Finding the processed ids first, with a join, and then inserting the rest sorted and without ON CONFLICT took a third of
+the time of INSERT … ON CONFLICT … RETURNING. If a live worker records one of the ids in between, the insert fails with
+23505, a unique violation; the chunk is then merged again with ON CONFLICT.
 
-What is waited for, and why nothing waits in a circle:
+What a chunk waits for, and why nothing waits in a circle:
 
-- inbox rows: inserted in sorted order, by us and by the workers, before any other row is locked;
-- the caller's rows: chunks of one subscriber apply their effects one at a time, behind an advisory lock of the
-  transaction, since the order in which the caller's statements lock is not known; two chunks cannot wait for each
-  other;
-- a live worker, or a load of another subscriber, that locks the caller's rows in another order may meet a chunk in a
-  deadlock. Postgres ends one of the two; it is run again.
+- Inbox rows: we and the workers insert them in sorted order, before locking any other row.
+- The caller's rows: we do not know the order in which the caller's statements lock them. So chunks of one subscriber
+  apply their effects one at a time, behind an advisory lock of the transaction, and cannot wait for each other.
+- A live worker, or a load of another subscriber, may lock the caller's rows in another order and deadlock with a chunk.
+  Postgres ends one of the two, and it runs again.
 
-Chunks run at READ COMMITTED, whatever the role's default. There each statement sees what has committed before it, so
-going back to the savepoint is enough, and the events need not be read again.
+Chunks run at READ COMMITTED, whatever the role's default. At that level each statement sees what has committed before
+it, so going back to the savepoint is enough, and the events need not be read again.
 
 How long a chunk can keep others waiting, if its executor or its server process
 
 - is frozen, or cut off, between two statements: ``stalled_seconds``; then Postgres ends its session;
 - is killed while a statement runs: ten seconds; then Postgres notices that the client is gone;
 - waits for a row that another transaction has locked: ``stalled_seconds``; then it releases its locks, and tries again;
-- hangs in the server: ``effects_seconds``; then chunks that wait for it give up, and name the process.
+- hangs in the server: ``effects_seconds``; then the chunks that wait for it give up, and name the process.
 """
 
 import json
@@ -56,41 +56,41 @@ from txbox_spark.merging.refused_events import GoodEventsFailed, find_refused, i
 from txbox_spark.rejects.remarks import RejectedRow, refuse_too_many
 
 MERGE_ATTEMPTS = 10
-"""How often a chunk is merged that meets a deadlock or a serialization failure."""
+"""How often a chunk is tried that meets a deadlock or a serialization failure."""
 
 MERGE_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=2.0)
-"""The pauses between the attempts."""
+"""Pauses between the attempts."""
 
 MOST_SEARCHES = 3
-"""How often a chunk is searched for events that its effect fails for, if others change meanwhile what it meets."""
+"""How often a chunk is searched for events that its effect fails for, if other transactions interfere meanwhile."""
 
 SORT_MEMORY = "128MB"
-"""The work_mem of a chunk's transaction: enough to sort a million events of a usual width without the disk."""
+"""The work_mem of a chunk's transaction: enough to sort a million events of usual width in memory."""
 
 HOLDER_POLL_SECONDS = 10.0
-"""How often it checks whether that is still the same one."""
+"""How often a waiting chunk checks whether the same chunk still holds the effects lock."""
 
 
 class ChunkHeld(TxboxError):
-    """Another transaction has claimed the chunk, and does not end; another attempt may succeed."""
+    """Another transaction has claimed the chunk and does not end. Another attempt may succeed."""
 
 
 class EffectsHeld(TxboxError):
-    """Another chunk of the subscriber applies its events for longer than ``effects_seconds``."""
+    """Another chunk of the subscriber has applied its events for longer than ``effects_seconds``."""
 
 
 class Merged(NamedTuple):
-    """What a merge came to."""
+    """The result of a merge."""
 
     applied: int  # events that were first
     locked_at: float  # when it began to lock what others may wait for, by ``time.monotonic``
 
 
 def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
-    """Begin a chunk's transaction by claiming the chunk; return False if it is done: then roll back.
+    """Begin a chunk's transaction by claiming the chunk; return False if it is already merged. Roll back then.
 
     Raises:
-        ChunkHeld: another transaction has claimed it, and does not end.
+        ChunkHeld: another transaction has claimed the chunk and does not end.
     """
     settings = {"work_mem": SORT_MEMORY, "stalled": plan.stalled, "run_lock": run_lock(plan.run_id)}
     connection.exec_driver_sql(plan.sql.prepare_session, settings)
@@ -98,13 +98,13 @@ def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
 
 
 def claim_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
-    """Claim one more chunk in a transaction that has begun with the chunk before it; return False if it is done.
+    """Claim the next chunk in a transaction that ``begin_chunk`` began; return False if it is already merged.
 
-    It must not have merged anything yet: attempts claim in ascending order before they lock anything else, so they do
-    not wait in a circle.
+    The transaction must not have merged anything yet: attempts claim in ascending order before they lock anything else,
+    so they do not wait in a circle.
 
     Raises:
-        ChunkHeld: another transaction has claimed it, and does not end.
+        ChunkHeld: another transaction has claimed the chunk and does not end.
     """
     claim = {"run_id": plan.run_id, "chunk": chunk}
     try:
@@ -129,21 +129,24 @@ def merge_chunk(
     tried: TriedIds | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> Merged:
-    """Record and apply the events of a chunk that are first, all but the COMMIT.
+    """Record and apply the events of a chunk that are first; the caller commits.
+
+    Several consecutive chunks can be merged as one: ``chunk`` is then the first of them.
 
     Args:
         connection: in the transaction that has claimed the chunk.
-        plan, chunk, counts: the run's, the chunk's number, and the counts of its rows; or those of the first of several
-            chunks that follow each other, which are then merged as one.
-        ids: its first possible id, and the first one beyond it.
-        staged: the table, or query in parentheses, that holds its events, quoted; None: ``fresh_event`` does, one of
-            each id and sorted.
-        tried: what its ids have told; then ``fresh_event`` has the events of ``tried.unprocessed`` alone, and
-            ``counts`` is of those.
-        pause: waits for so many seconds between two attempts.
+        plan: the run's plan.
+        chunk: the chunk's number.
+        ids: the chunk's first possible id, and the first one beyond it.
+        counts: the counts of the chunk's rows.
+        staged: the quoted table, or the query in parentheses, that has the chunk's events. None means that
+            ``fresh_event`` has them, one of each id and sorted.
+        tried: what the chunk's ids showed. ``fresh_event`` then has only the events of ``tried.unprocessed``, and
+            ``counts`` counts only those.
+        pause: waits this many seconds between two attempts.
 
     Raises:
-        sqlalchemy.exc.DBAPIError, TxboxError: a statement, or the effect, has failed; roll back.
+        sqlalchemy.exc.DBAPIError, TxboxError: a statement or the effect failed; roll back.
     """
     if tried is None:
         parked = count_parked(connection, plan, staged or FRESH_EVENT)
@@ -152,7 +155,7 @@ def merge_chunk(
     else:
         raise TxboxError("the source has changed since its ids were read: begin a new run")
     raced = False
-    searching = False  # the effect fails for some of the events: it is tried, to find them
+    searching = False  # the effect fails for some of the events, and this attempt looks for them
     searches = 0
     refused: dict[str, RejectedRow] = {}
     failures = 0
@@ -213,9 +216,9 @@ def merge_chunk(
 def settle_processed_chunk(
     connection: Connection, plan: MergePlan, chunk: int, ids: tuple[str, str | None], counts: ChunkCounts, limit: int
 ) -> TriedIds:
-    """Settle a chunk of which every id is in the inbox; otherwise return ``limit`` that are not: then roll back.
+    """Settle a chunk if the inbox has all its ids; otherwise return up to ``limit`` it lacks. Roll back then.
 
-    The other arguments are those of ``merge_chunk``; ``fresh_event`` has the distinct ids alone.
+    The other arguments are those of ``merge_chunk``. ``fresh_event`` has only the distinct ids.
     """
     values = {**_range_values(plan, ids), "limit": limit}
     parked = count_parked(connection, plan, FRESH_EVENT)
@@ -232,7 +235,7 @@ def count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
     subscriber = {"subscriber_id": plan.subscriber_id}
     if connection.exec_driver_sql(plan.sql.any_parked, subscriber).fetchone() is None:
         return 0
-    # There are few letters, and no index on the events.
+    # Join on the letters, because they are few, and the events have no index.
     count = f"SELECT count(DISTINCT event.message_id) FROM {events} AS event {plan.sql.parked_events}"  # noqa: S608 - quoted
     return int(connection.exec_driver_sql(count, subscriber).scalar_one())
 
@@ -271,14 +274,14 @@ def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str
 
 
 class ExpiredEvents(NamedTuple):
-    """Events that are too old to judge, and some of their ids."""
+    """How many events are too old to judge, and some of their ids."""
 
     events: int
     sample: tuple[str, ...]
 
 
 def drop_expired_events(connection: Connection, plan: MergePlan) -> ExpiredEvents:
-    """Leave no event in ``fresh_event`` that is too old to judge."""
+    """Delete the events that are too old to judge from ``fresh_event``, unless the plan applies them."""
     subscriber = {"subscriber_id": plan.subscriber_id}
     if plan.apply_expired or connection.exec_driver_sql(plan.sql.any_horizon, subscriber).fetchone() is None:
         return NONE_EXPIRED
@@ -291,16 +294,16 @@ NONE_EXPIRED = ExpiredEvents(0, ())
 
 
 class _Ended(NamedTuple):
-    """What a merge, or a search for refused events, came to."""
+    """The result of a merge, or of a search for refused events."""
 
     applied: int  # events that were first
     expired: ExpiredEvents
-    refused: Sequence[RejectedRow]  # events that were left out, or are to be
-    locked_at: float  # when it began to lock rows
+    refused: Sequence[RejectedRow]  # left out of the merge, or found by the search
+    locked_at: float  # when it began to lock rows, by ``time.monotonic``
 
 
 class _Raced(Exception):
-    """Another transaction has recorded one of the ids."""
+    """Another transaction recorded one of the ids meanwhile."""
 
 
 def _merge(
@@ -314,7 +317,7 @@ def _merge(
     raced: bool,
     searching: bool,
 ) -> _Ended:
-    """Record and apply what is first and not ``refused``; or, if ``searching``, find what else is to be refused."""
+    """Record and apply the events that are first and not ``refused``; if ``searching``, find more refused ones."""
     sql = plan.sql
     if staged is None:
         fresh = distinct - connection.exec_driver_sql(sql.drop_processed, _range_values(plan, ids)).rowcount
@@ -352,7 +355,7 @@ def _merge(
 
 
 def _lock_effect(connection: Connection, plan: MergePlan) -> Callable[[Connection], None]:
-    """Wait until no other chunk of the subscriber applies its events; return what applies those in ``fresh_event``."""
+    """Wait until no other chunk of the subscriber applies its events; return a function that applies ours."""
     role, path, seen = _lock_effects(connection, plan)
     if not seen:
         raise ApplyFailed(
@@ -371,10 +374,10 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
     """Wait until no other chunk of the subscriber applies its events.
 
     Returns:
-        Role and search path; and whether the caller's statements find the events by their name.
+        The role, the search path, and whether the caller's statements find ``fresh_event`` by its name.
 
     Raises:
-        EffectsHeld: one other chunk does, for longer than ``effects_seconds``.
+        EffectsHeld: the same other chunk applied its events for longer than ``effects_seconds``.
     """
     sql = plan.sql
     which = {"subscriber_id": plan.subscriber_id}

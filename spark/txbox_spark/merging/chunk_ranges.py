@@ -1,10 +1,10 @@
-"""Chunks: ranges of message ids, cut at quantiles of a sample.
+"""Cuts message ids into chunks: ranges whose bounds are quantiles of a sample.
 
-A range is one stretch of the inbox's primary key: the search for processed ids reads only that stretch, and inserts in
-sorted order find pages that are still in memory. All duplicates of an id are in one chunk, so chunks are merged side by
-side without waiting for each other.
+A chunk is a contiguous range of the inbox's primary key. So the search for processed ids reads only that range, and
+sorted inserts find pages that are still in memory. All duplicates of an id are in one chunk, so chunks merge in
+parallel without waiting for each other.
 
-The sample has the ids with the smallest hashes: uniform over the distinct ids, and the same each time (bottom-k
+The sample has the ids with the smallest hashes. It is uniform over the distinct ids, and the same each time (bottom-k
 sampling: E. Cohen and H. Kaplan, "Summarizing Data using Bottom-k Sketches", PODC 2007).
 """
 
@@ -18,22 +18,22 @@ from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 def chunk_bounds(sample: Sequence[str], chunks: int) -> tuple[str, ...]:
     """Return the bounds between chunks: bound k is the first id of chunk k + 1.
 
-    ``sample`` has distinct ids, sorted. With few of them there are fewer chunks.
+    ``sample`` has distinct ids, sorted. If it has fewer ids than ``chunks``, there are fewer chunks.
     """
     wanted = min(chunks, len(sample))
     return tuple(sample[len(sample) * number // wanted] for number in range(1, wanted))
 
 
 def chunk_range(bounds: Sequence[str], chunk: int, last: int | None = None) -> tuple[str, str | None]:
-    """Return a chunk's first possible id, and the first one beyond it, or beyond ``last`` (None: there is none)."""
+    """Return a chunk's first possible id, and the first one beyond it, or beyond ``last``; None if it is unbounded."""
     return ("", *bounds)[chunk], (*bounds, None)[chunk if last is None else last]
 
 
 def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> Column:
-    """Return Spark's expression for an id's chunk, by binary search; a rejected row belongs to the last one.
+    """Return Spark's expression for an id's chunk, by binary search; a rejected row belongs to the last chunk.
 
-    Spark compares strings byte by byte, as Postgres does with COLLATE "C". ``leaves`` is what to return in place of the
-    number of each chunk.
+    Spark compares strings byte by byte, as Postgres does with COLLATE "C". ``leaves`` has the values to return instead
+    of the chunks' numbers.
     """
     numbers = range(len(bounds) + 1) if leaves is None else leaves
     if not bounds:
@@ -45,7 +45,7 @@ def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> 
 
 
 def chunk_groups(chunks: int, grouped: Collection[int], most: int) -> tuple[int, ...]:
-    """Return, for each chunk, the first of its group: chunks of ``grouped`` that follow each other, ``most`` in all."""
+    """Return, for each chunk, the first chunk of its group: up to ``most`` consecutive chunks of ``grouped``."""
     firsts: list[int] = []
     for chunk in range(chunks):
         with_last = chunk in grouped and chunk - 1 in grouped and chunk - firsts[-1] < most
@@ -61,11 +61,11 @@ def partition_by_chunk(
     groups: Sequence[int] | None = None,
     keep: str = ANY,
 ) -> DataFrame:
-    """Partition events so that each task gets whole chunks that follow each other, sorted by id, rejected rows last.
+    """Partition events so that each task gets whole consecutive chunks, sorted by id, rejected rows last.
 
-    There are as many tasks as chunks, ``tasks`` at most; chunks that are ``left_out`` are in none. With ``groups``, as
-    ``chunk_groups`` returns them, a task gets whole groups. A partition for each task,
-    not for each chunk: to sort many small ones takes Spark half as much time again.
+    There are as many tasks as chunks, but at most ``tasks``; chunks that are ``left_out`` are in none. With ``groups``
+    from ``chunk_groups``, a task gets whole groups. There is one partition per task instead of one per chunk, because
+    sorting many small partitions takes Spark half as much time again.
     """
     numbers = range(len(bounds) + 1) if groups is None else sorted(set(groups))
     if left_out:
@@ -75,7 +75,7 @@ def partition_by_chunk(
     begins = [numbers[len(numbers) * number // partitions] for number in range(1, partitions)]
     partitioned = events.repartition(partitions, chunk_number([bounds[begin - 1] for begin in begins], keys))
     order = [sql.col(MESSAGE_ID).asc_nulls_last()]
-    if keep != ANY:  # of several rows with one id, the first is taken
+    if keep != ANY:  # the merge takes the first of several rows with the same id
         column = sql.col(ROW_ORDER)
         order.append(column.desc_nulls_last() if is_latest(keep) else column.asc_nulls_last())
     return partitioned.sortWithinPartitions(*order)
@@ -84,8 +84,8 @@ def partition_by_chunk(
 def partition_keys(partitions: int) -> tuple[int, ...]:
     """Return, for each partition, a number that ``repartition(partitions, number)`` sends there.
 
-    Spark places a row by the Murmur3 hash of its key; with the chunks' own numbers as keys some would share a
-    partition, and others would be empty.
+    Spark places a row by the Murmur3 hash of its key. With the chunks' own numbers as keys, some partitions would get
+    several keys, and others none.
     """
     keys: dict[int, int] = {}
     number = 0

@@ -1,4 +1,4 @@
-"""What a task is given: Arrow batches sorted by message id, in which chunks follow each other."""
+"""Reads a task's input: Arrow batches sorted by message id, with one chunk after another."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -10,20 +10,20 @@ from txbox_spark.rejects.remarks import SHOWN_ROWS, RejectedRow, Remarks
 from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
 MANY_REJECTED = 10_000
-"""So many rejected rows are held, and then given away."""
+"""How many rejected rows are held before they are passed on."""
 
 
 class ChunkStream:
     """Cuts a stream of batches where a chunk ends; holds one batch at a time.
 
-    It is cut here, since Spark takes two microseconds to find an event's chunk among a hundred. Rejected rows, which
-    have no id, come last, and belong to the last chunk.
+    The cut is made here because Spark takes two microseconds to find an event's chunk among a hundred. Rejected rows
+    have no id, so they come last, and belong to the last chunk.
     """
 
     def __init__(
         self, batches: "Iterator[pyarrow.RecordBatch]", bounds: Sequence[str], numbers: Sequence[int] | None = None
     ) -> None:
-        """Cut at these bounds; ``numbers`` are those of the chunks between, if they are not counted up from 0."""
+        """Set the bounds to cut at; ``numbers`` are the numbers of the chunks between them, from 0 by default."""
         self._batches = batches
         self._bounds = bounds
         self._numbers = range(len(bounds) + 1) if numbers is None else numbers
@@ -31,7 +31,7 @@ class ChunkStream:
         self._chunk: int | None = None
 
     def next_chunk(self) -> int | None:
-        """Skip what is left of this chunk, and return the number of the next one; None: there is none."""
+        """Skip the rest of this chunk, and return the number of the next one; None at the end."""
         if self._chunk is not None:
             for _ in self.rows():
                 pass
@@ -39,17 +39,17 @@ class ChunkStream:
         return self._chunk
 
     def rows(self) -> "Iterator[pyarrow.RecordBatch]":
-        """Give the rows of this chunk that have not been given yet."""
+        """Yield the rows of this chunk that were not yielded yet."""
         while self._chunk is not None and self.chunk_ahead() == self._chunk:
             batch, self._rest = self._rest, None
-            assert batch is not None  # noqa: S101 - there is a row ahead
+            assert batch is not None  # noqa: S101 - chunk_ahead has found a row
             end = self._end(batch)
             if end >= 0:
                 batch, self._rest = batch.slice(0, end), batch.slice(end)
             yield batch
 
     def chunk_ahead(self) -> int | None:
-        """Return the chunk of the next row; None: there is none."""
+        """Return the number of the next row's chunk; None at the end."""
         while self._rest is None or not self._rest.num_rows:
             self._rest = next(self._batches, None)
             if self._rest is None:
@@ -57,12 +57,12 @@ class ChunkStream:
         return self._numbers[self._position(self._rest)]
 
     def _position(self, batch: "pyarrow.RecordBatch") -> int:
-        """Return between which bounds a batch begins."""
+        """Return the position of the chunk that a batch begins with."""
         first = batch.column(MESSAGE_ID)[0].as_py()
         return len(self._bounds) if first is None else bisect_right(self._bounds, first)
 
     def _end(self, batch: "pyarrow.RecordBatch") -> int:
-        """Return where the chunk ends that a batch begins with; -1: not in this batch."""
+        """Return where a batch's first chunk ends; -1 if it does not end in this batch."""
         position = self._position(batch)
         if position == len(self._bounds):
             return -1
@@ -73,10 +73,10 @@ class ChunkStream:
 
 
 class DistinctEvents:
-    """The loadable events of one chunk, one of each id; and the count of everything else, so far."""
+    """Takes the loadable events of one chunk, one of each id, and counts everything else so far."""
 
     def __init__(self, batches: "Iterator[pyarrow.RecordBatch]", content: Sequence[str] = ()) -> None:
-        """Take one row of each id, the first; ``content`` names the columns in which the others may differ from it."""
+        """Take the first row of each id; ``content`` names the columns in which other rows are compared with it."""
         self.read = 0  # rows
         self.rejected = 0  # rows that cannot be loaded
         self.kept = 0  # events
@@ -91,11 +91,11 @@ class DistinctEvents:
 
     @property
     def differing(self) -> Remarks:
-        """The ids that were met with rows that differ."""
+        """The remarks on ids whose rows differ."""
         return Remarks(differing=self._all_differing, differing_sample=tuple(self._differing))
 
     def events(self) -> "Iterator[pyarrow.RecordBatch]":
-        """Give the events, as they lie in the batches; none, where there are many rejected rows to be taken."""
+        """Yield the events of each batch; an empty batch means that many rejected rows wait to be taken."""
         for batch in self._batches:
             events = self._distinct(self._loadable(batch))
             if events.num_rows or self.has_many_rejected:
@@ -103,11 +103,11 @@ class DistinctEvents:
 
     @property
     def has_many_rejected(self) -> bool:
-        """Whether it is time to take the rejected rows."""
+        """Whether the caller should take the rejected rows now."""
         return len(self._rejected) >= MANY_REJECTED
 
     def take_rejected(self) -> list[RejectedRow]:
-        """Return the rejected rows that were met since the last time."""
+        """Return the rejected rows since the last call."""
         rows, self._rejected = self._rejected, []
         return [RejectedRow.from_json(one) for one in rows]
 
@@ -121,13 +121,13 @@ class DistinctEvents:
         return batch.filter(ids.is_valid())
 
     def _distinct(self, batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
-        """Drop the events whose id the one before them has."""
+        """Drop each event whose id is that of the event before it."""
         if not batch.num_rows:
             return batch
         ids = batch.column(MESSAGE_ID)
         first = ids[0].as_py()
         following, before = ids.slice(1), ids.slice(0, len(ids) - 1)
-        # Arrow compares texts as Spark and Postgres do here: byte by byte.
+        # Arrow compares texts byte by byte, as Spark and Postgres do here.
         if compute.any(compute.less(following, before)).as_py() or first.encode() < self._last.encode():
             raise AssertionError("the events are not sorted by id, so that duplicates could be missed")
         mask = pyarrow.concat_arrays([pyarrow.array([first != self._last]), compute.greater(following, before)])
@@ -141,7 +141,7 @@ class DistinctEvents:
         return batch if kept == batch.num_rows else batch.filter(mask)
 
     def _compare(self, batch: "pyarrow.RecordBatch", first: "pyarrow.BooleanArray") -> None:
-        """Note the ids of rows that differ from the row before them, which has the same id."""
+        """Record the ids of rows that differ from the row before them with the same id."""
         repeated = compute.indices_nonzero(compute.invert(first))
         if not first[0].as_py() and self._last_row is not None:
             batch = pyarrow.concat_batches([self._last_row, batch])

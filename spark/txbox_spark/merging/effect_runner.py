@@ -1,6 +1,6 @@
-"""The effect of a bulk load, in the chunk's transaction: the caller's statements or function over ``fresh_event``.
+"""Runs a load's effect in the chunk's transaction: the caller's statements or function over ``fresh_event``.
 
-Before any event is merged, Postgres explains the statements, or says why they cannot work.
+Before any event is merged, Postgres can explain the statements, or say why they cannot work.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ FEATURE_NOT_SUPPORTED = "0A000"
 
 
 class ApplyFailed(TxboxError):
-    """The caller's statements, or callable, failed; nothing of the chunk is committed. Its cause may be transient.
+    """The caller's statements or callable failed; nothing of the chunk is committed. The cause may be transient.
 
     Attributes:
         why: the cause, in one line.
@@ -43,9 +43,9 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
     """Apply the events in ``fresh_event``.
 
     Raises:
-        ApplyFailed: it failed.
-        TransactionEnded, TransactionAborted: a callable has ended the transaction, or swallowed a statement's error.
-        sqlalchemy.exc.DBAPIError: a deadlock, a serialization failure, or the connection is gone.
+        ApplyFailed: the effect failed.
+        TransactionEnded, TransactionAborted: a callable ended the transaction, or swallowed a statement's error.
+        sqlalchemy.exc.DBAPIError: a deadlock or a serialization failure, or the connection is gone.
     """
     users = ConnectionUsers()
     try:
@@ -61,17 +61,17 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
                 raise StatementLeftOpen
             refuse_aborted(connection)
             remove_guard(connection)
-        # COMMIT would check them, when it is too late to leave an event out.
+        # Check deferred constraints now. At COMMIT it would be too late to leave an event out.
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
     except TransactionEnded:
-        # To SQLAlchemy the transaction has ended; it would not roll the connection back.
+        # SQLAlchemy believes the transaction has ended, so it would not roll the connection back.
         abandon(connection)
         raise
     except TxboxError:
         raise
     except Exception as error:
         if users.end() or left_in_use(connection):
-            abandon(connection)  # it would wait for a ROLLBACK for ever
+            abandon(connection)  # a ROLLBACK would wait for ever
         if is_refused_commit(error):
             connection.invalidate()
             raise TransactionEnded from error
@@ -83,7 +83,7 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
 
 
 def _describe(error: psycopg.Error, apply: Apply) -> str:
-    """Describe an error in the caller's statements, without our statement around them."""
+    """Describe an error in the caller's statements, without the statement that we wrap around them."""
     diagnostic = error.diag
     if diagnostic.message_primary is None:
         return str(error)
@@ -109,7 +109,8 @@ class StatementPlan:
 
     Attributes:
         statement: its text.
-        plan: the lines of EXPLAIN; None: Postgres explains no such statement, or it needs what such a one makes.
+        plan: the lines of EXPLAIN; None if Postgres cannot explain such a statement, or if it comes after one that it
+            may depend on and that cannot be explained.
     """
 
     statement: str
@@ -119,9 +120,9 @@ class StatementPlan:
 def explain_statements(
     connection: Connection, columns: Sequence[EventColumn], statements: Sequence[ScriptStatement]
 ) -> tuple[StatementPlan, ...]:
-    """Explain statements over an empty ``fresh_event`` with these columns; nothing is run, and nothing written.
+    """Explain statements over an empty ``fresh_event`` with these columns, without running or writing anything.
 
-    The transaction has to be rolled back then.
+    The caller must roll the transaction back.
 
     Raises:
         ApplyFailed: Postgres refuses a statement.
@@ -132,7 +133,7 @@ def explain_statements(
     for one in statements:
         if not one.may_return_rows:
             _check_syntax(connection, one)
-    # The planner runs functions that call themselves stable; they write nothing either.
+    # The planner runs functions that are declared stable. Keep them from writing anything, too.
     connection.exec_driver_sql("SET TRANSACTION READ ONLY")
     plans: list[StatementPlan] = []
     for one in statements:
@@ -150,9 +151,9 @@ def explain_statements(
 
 
 def _check_syntax(connection: Connection, one: ScriptStatement) -> None:
-    """Refuse a statement that cannot be explained and is not even SQL: Postgres parses the body of a function.
+    """Raise if a statement that cannot be explained is not valid SQL: Postgres parses it as a function's body.
 
-    What else it says of the body is left: the statement may need what others make.
+    Other errors in the body are ignored, because the statement may need what earlier ones create.
     """
     tag = "txbox"
     while f"${tag}" in one.text:
@@ -171,7 +172,7 @@ def _check_syntax(connection: Connection, one: ScriptStatement) -> None:
 
 
 def _refused(one: ScriptStatement, error: psycopg.Error, before: int) -> ApplyFailed:
-    """Return the error for a statement that Postgres refuses, which had so many characters of ours before it."""
+    """Return the error for a statement that Postgres refuses; we put ``before`` characters before it."""
     position = error.diag.statement_position
     lines = 0 if position is None else one.text.count("\n", 0, max(0, int(position) - before - 1))
     where = f" (line {one.line + lines} of the statements)"

@@ -1,9 +1,9 @@
 """Sends a chunk's events to ``fresh_event`` by COPY.
 
-Rows with values that Postgres does not take as what their column is to be are found, and the others are copied.
-COPY takes all of its rows or none, and names the line of the first that it does not take. So the rows are sent again in
-small COPYs, each behind a savepoint: those before that line, that row alone, and then those after it. A row is refused
-only by a COPY of that row alone.
+It finds the rows with values that Postgres refuses for their column's type, and copies the others. COPY takes all of
+its rows or none, and names the line of the first row that it refuses. So the rows are sent again in small COPYs, each
+behind a savepoint: those before that line, that row alone, and then those after it. A row counts as refused only if a
+COPY of that row alone fails.
 """
 
 import json
@@ -23,7 +23,7 @@ from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
 COPY_BYTES = 16 << 20
-"""How much one COPY sends, about."""
+"""About how many bytes one COPY sends."""
 
 
 def copy_events(
@@ -33,16 +33,17 @@ def copy_events(
     columns: Sequence[EventColumn],
     batches: "Iterator[pyarrow.RecordBatch]",
 ) -> ChunkCounts:
-    """Stream a chunk's distinct events into ``fresh_event``, without rows that Postgres does not take.
+    """Stream a chunk's distinct events into ``fresh_event``, without rows that Postgres refuses.
 
     Args:
         connection: in the chunk's transaction.
-        plan, chunk: the run's, and the chunk's number: rejected rows are kept with it.
-        columns: of ``fresh_event``; none, if ids alone are sent.
+        plan: the run's plan.
+        chunk: the chunk's number, which rejected rows are kept with.
+        columns: of ``fresh_event``; empty if only ids are sent.
         batches: sorted by message id, rejected rows last.
 
     Raises:
-        psycopg.Error: COPY fails for another reason than a value.
+        psycopg.Error: COPY fails for a reason other than a value.
     """
     sent = [MESSAGE_ID, *(one.staged_as for one in columns if one.staged_as != MESSAGE_ID)]
     distinct = DistinctEvents(batches, sent[1:])
@@ -51,7 +52,7 @@ def copy_events(
     refused, remarks = 0, NO_REMARKS
     with driver_connection.cursor() as cursor:
         while more:
-            # In COPYs of a bounded size, for the rows of one that is refused are sent again.
+            # Each COPY has a bounded size, because all rows of a refused one are sent again.
             written: list[pyarrow.RecordBatch] = []
             size = 0
             rejected: list[RejectedRow] = []
@@ -80,7 +81,7 @@ def copy_events(
 
 
 WINDOW_ROWS = 1_000
-"""Rows of the first COPYs: what is sent again for each row that is refused."""
+"""Rows in each COPY that looks for refused rows; at most so many are sent again for each refused row."""
 
 SAVEPOINT = "SAVEPOINT txbox_copy"
 RELEASE = "RELEASE SAVEPOINT txbox_copy"
@@ -90,15 +91,15 @@ ROLL_BACK = "ROLLBACK TO SAVEPOINT txbox_copy; RELEASE SAVEPOINT txbox_copy"
 def copy_what_fits(
     cursor: Any, columns: Sequence[EventColumn], batches: "Sequence[pyarrow.RecordBatch]"
 ) -> list[RejectedRow]:
-    """Copy the rows that Postgres takes into ``fresh_event``, in their order, and return the others.
+    """Copy the rows that Postgres accepts into ``fresh_event``, in their order, and return the others.
 
     Args:
-        cursor: of psycopg, in the chunk's transaction.
+        cursor: a psycopg cursor in the chunk's transaction.
         columns: of ``fresh_event``.
         batches: the rows, with the columns as they are sent.
 
     Raises:
-        psycopg.Error: COPY fails for another reason than a value.
+        psycopg.Error: COPY fails for a reason other than a value.
     """
     refused = []
     for batch in batches:
@@ -112,7 +113,7 @@ def copy_what_fits(
                     refused.append(_refused_row(error, columns, rows))
                     continue
                 at = _row_of(error, rows)
-                # Without a line, halves.
+                # If the error names no line, split the rows in half.
                 parts = [(0, rows.num_rows // 2), (rows.num_rows // 2, None)] if at is None else _around(at)
                 sliced = [rows.slice(begin) if length is None else rows.slice(begin, length) for begin, length in parts]
                 left += [part for part in reversed(sliced) if part.num_rows]
@@ -120,12 +121,12 @@ def copy_what_fits(
 
 
 def _around(at: int) -> list[tuple[int, int | None]]:
-    """Return where the rows before a row begin, and how many there are; the same for it alone, and for the rest."""
+    """Return the start and length of three parts: the rows before ``at``, that row, and the rest."""
     return [(0, at), (at, 1), (at + 1, None)]
 
 
 def _copied(cursor: Any, columns: Sequence[EventColumn], rows: "pyarrow.RecordBatch") -> psycopg.Error | None:
-    """Copy rows, all or none; return why Postgres does not take them."""
+    """Copy all of the rows or none; return the error if Postgres refuses them."""
     cursor.execute(SAVEPOINT)
     try:
         with cursor.copy(copy_fresh(columns)) as copy:
@@ -155,10 +156,10 @@ def _refused_row(error: psycopg.Error, columns: Sequence[EventColumn], row: "pya
 
 
 def _row_of(error: psycopg.Error, rows: "pyarrow.RecordBatch") -> int | None:
-    """Return the row that an error of COPY is about; a text may have line breaks.
+    """Return the row that a COPY error is about; None if it names no line. A text may contain line breaks.
 
-    The words are in the server's language; the number of the line comes first. In the first line, Postgres counts CR
-    within texts as line breaks, and later LF.
+    The error's words are in the server's language, but the line number comes first. Within texts, Postgres counts CR as
+    line breaks in the first line, and LF in later ones.
     """
     if (found := _PLACE.search(error.diag.context or "")) is None:
         return None

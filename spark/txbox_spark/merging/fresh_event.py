@@ -1,9 +1,8 @@
-"""SQL over ``fresh_event``, and over other tables with the events' columns: what depends on the columns.
+"""Builds the SQL that depends on the events' columns, over ``fresh_event`` and other tables with these columns.
 
-Arrow's columns are made lines of CSV, as COPY reads them. Only text is in quotes, so that null alone is nothing at all.
-It is done a column at a time: a line takes a fifth of a microsecond, where Spark's own expressions take one. What a
-type looks like as text is decided here for the types that ``columns`` sends as they are; every other one has been made
-text before.
+It also turns Arrow's columns into lines of CSV for COPY. Only text is quoted, so that only null is an empty field. It
+works a column at a time: a line takes a fifth of a microsecond, while Spark's own expressions take one. This module
+decides how a type is written as text for the types that ``columns`` sends unchanged; all others are text already.
 
 https://www.postgresql.org/docs/current/sql-copy.html
 """
@@ -18,37 +17,40 @@ from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest
 from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
 SHOWN_EXPIRED = 5
-"""Ids of expired events that are named in the log, for each chunk."""
+"""How many ids of expired events the log names for each chunk."""
 
 FRESH_EVENT = "pg_temp.fresh_event"
-"""The events of a chunk that are first: what the caller's statements apply, by its name alone."""
+"""The events of a chunk that are first. The caller's statements name it without a schema."""
 
 
 HELD_EVENT = "pg_temp.txbox_held"
-"""The same, while the effect is tried with parts of them."""
+"""Holds the same events while the effect is tried with parts of them."""
 
 
 def create_fresh(columns: Sequence[EventColumn]) -> str:
-    """Create ``fresh_event``, with the source's names. A column that is the id is made of it, and is not sent."""
+    """Return SQL that creates ``fresh_event`` with the source's names.
+
+    A column that equals the id is generated from it, and is not sent.
+    """
     made = f'text COLLATE "C" GENERATED ALWAYS AS ({MESSAGE_ID}) STORED'
     defined = [f"{quote(one.name)} {made if one.staged_as == MESSAGE_ID else one.postgres_type}" for one in columns]
     return f"CREATE TEMPORARY TABLE {FRESH_EVENT} ({', '.join([_ID, *defined])}) ON COMMIT DROP"
 
 
 def copy_fresh(columns: Sequence[EventColumn]) -> str:
-    """Copy a chunk's distinct events, as CSV in which text is in quotes, for psycopg's own cursor.
+    """Return SQL that copies a chunk's distinct events, as CSV with quoted text, for a psycopg cursor.
 
-    Arrow's texts are UTF-8, whatever encoding the session has.
+    Arrow's texts are UTF-8, whatever the session's encoding.
     """
     names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in _sent(columns))])
     return f"COPY {FRESH_EVENT} ({unescaped(names)}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
 
 
 def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range: str, keep: str) -> str:
-    """Fill ``fresh_event`` with the staged events whose ids are not in the inbox, one of each id, sorted.
+    """Return SQL that fills ``fresh_event`` with the staged events whose ids the inbox lacks, one of each id, sorted.
 
-    ``staged`` is the table, or query, that has them, quoted; ``processed_in_range`` is from chunk_merger.sql; ``keep``
-    says which of several rows with one id is taken.
+    ``staged`` is the quoted table or query that has them; ``processed_in_range`` is from chunk_merger.sql; ``keep``
+    says which of several rows with the same id to take.
     """
     sent = _sent(columns)
     names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in sent)])
@@ -60,14 +62,17 @@ def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range
 
 
 def distinct_staged(names: Sequence[str], staged: str, keep: str) -> str:
-    """Return the query of staged events, one of each id, sorted, for psycopg's own cursor."""
+    """Return a query for the staged events, one of each id, sorted, for a psycopg cursor."""
     return unescaped(
         f"SELECT DISTINCT ON (message_id) {', '.join(names)} FROM {staged} AS event ORDER BY {_first_of_each(keep)}"  # noqa: S608
     )
 
 
 def differing_ids(columns: Sequence[EventColumn], staged: str) -> str:
-    """Count the ids whose staged rows differ, and return some of them; a task that is run again stages equal ones."""
+    """Return a query that counts the ids whose staged rows differ, and names some of them.
+
+    Rows that a task staged again are equal.
+    """
     content = f"ROW({', '.join(one.staged_as for one in _sent(columns))})::text"
     return (
         "SELECT count(*), (array_agg(message_id ORDER BY message_id))[1:10] FROM ("  # noqa: S608 - quoted
@@ -77,14 +82,14 @@ def differing_ids(columns: Sequence[EventColumn], staged: str) -> str:
 
 
 def _first_of_each(keep: str) -> str:
-    """Return an order in which, of several rows with one id, the one that is to be taken comes first."""
+    """Return the order in which the row to take comes first among rows with the same id."""
     if keep == ANY:
         return MESSAGE_ID
     return f"{MESSAGE_ID}, {ROW_ORDER} {'DESC' if is_latest(keep) else 'ASC'} NULLS LAST"
 
 
 def hold_fresh() -> str:
-    """Keep what is in ``fresh_event`` in a table of its own."""
+    """Return SQL that keeps the events of ``fresh_event`` in a separate table."""
     return (
         f"CREATE TEMPORARY TABLE {HELD_EVENT} ON COMMIT DROP AS TABLE {FRESH_EVENT}; "
         f"CREATE UNIQUE INDEX txbox_held_ids ON {HELD_EVENT} ({MESSAGE_ID}); ANALYZE {HELD_EVENT} ({MESSAGE_ID})"
@@ -92,13 +97,13 @@ def hold_fresh() -> str:
 
 
 def fill_from_held(columns: Sequence[EventColumn]) -> str:
-    """Put the events with these ids into ``fresh_event``, sorted."""
+    """Return SQL that puts the held events with these ids into ``fresh_event``, sorted."""
     return _fill_from_held(columns, f"{MESSAGE_ID} = ANY(%(message_ids)s)")
 
 
 def fill_good(columns: Sequence[EventColumn]) -> str:
-    """Put the events up to an id, but for the refused ones, into ``fresh_event``, sorted."""
-    # Not <> ALL: before Postgres 15 that is no hash.
+    """Return SQL that puts the held events up to an id, without the refused ones, into ``fresh_event``, sorted."""
+    # Not <> ALL, because Postgres does not hash it before version 15.
     return _fill_from_held(
         columns, f"{MESSAGE_ID} <= %(last_id)s AND {MESSAGE_ID} NOT IN (SELECT unnest(%(refused)s::text[]))"
     )
@@ -110,12 +115,12 @@ def _fill_from_held(columns: Sequence[EventColumn], which: str) -> str:
 
 
 def held_ids() -> str:
-    """Return the ids of all held events, sorted."""
+    """Return a query for the ids of all held events, sorted."""
     return f"SELECT {MESSAGE_ID} FROM {HELD_EVENT} ORDER BY {MESSAGE_ID}"  # noqa: S608 - names of ours
 
 
 def held_rows() -> str:
-    """Return the held events with these ids as JSON, sorted."""
+    """Return a query for the held events with these ids as JSON, sorted."""
     return (
         f"SELECT {MESSAGE_ID}, to_jsonb(held)::text FROM {HELD_EVENT} AS held "  # noqa: S608 - names of ours
         f"WHERE {MESSAGE_ID} = ANY(%(message_ids)s) ORDER BY {MESSAGE_ID}"
@@ -123,7 +128,10 @@ def held_rows() -> str:
 
 
 def held_suspect() -> str:
-    """Return which of the held events with these ids has the longest values that a text quotes, if it quotes any."""
+    """Return a query for the held event, among these ids, whose values make up most of a quoted text.
+
+    It returns no row if the text quotes none of them.
+    """
     values = "jsonb_each_text(to_jsonb(held)) WHERE strpos(%(quoted)s, value) > 0"
     return (
         f"SELECT {MESSAGE_ID} FROM (SELECT {MESSAGE_ID}, (SELECT sum(length(value)) FROM {values}) AS characters "  # noqa: S608 - names of ours
@@ -133,15 +141,16 @@ def held_suspect() -> str:
 
 
 def drop_refused() -> str:
-    """Leave no event in ``fresh_event`` that was refused, and return the ids of those that were there."""
+    """Return SQL that deletes the refused events from ``fresh_event``, and returns their ids."""
     return f"DELETE FROM {FRESH_EVENT} WHERE {MESSAGE_ID} = ANY(%(message_ids)s) RETURNING {MESSAGE_ID}"  # noqa: S608
 
 
 def drop_expired(sent_at: str | None, behind_horizon: str) -> str:
-    """Leave no event in ``fresh_event`` that was sent before the horizon; count them, with some of their ids.
+    """Return SQL that deletes the events sent before the horizon from ``fresh_event``, and returns their count and
+    some of their ids.
 
-    When an event was sent is the time in an id that is a UUID of version 7, as ``txbox.messages.message.time_of_id``
-    has it, or that of the column ``sent_at``, whichever is earlier; one without either is of unknown age, and stays.
+    An event's time is the time in an id that is a UUID of version 7, as ``txbox.messages.message.time_of_id`` reads it,
+    or that of the column ``sent_at``, whichever is earlier. An event without either is of unknown age, and stays.
     ``behind_horizon`` is from chunk_merger.sql.
     """
     column = "NULL::timestamptz" if sent_at is None else f"event.{quote(sent_at)}"
@@ -158,12 +167,12 @@ def staged_columns(columns: Sequence[EventColumn]) -> str:
 
 
 def quote_text(text: str) -> str:
-    """Return a text, quoted as Postgres and psycopg's placeholders need it."""
+    """Return a text quoted for Postgres, and escaped for psycopg's placeholders."""
     return psycopg_sql.Literal(text).as_string(None).replace("%", "%%")
 
 
 def _sent(columns: Sequence[EventColumn]) -> list[EventColumn]:
-    """Return the columns that are sent beside the id."""
+    """Return the columns that are sent besides the id."""
     return [one for one in columns if one.staged_as != MESSAGE_ID]
 
 
@@ -181,7 +190,7 @@ _ID = f'{MESSAGE_ID} text COLLATE "C" NOT NULL'
 
 
 def csv_lines(batch: "pyarrow.RecordBatch") -> memoryview:
-    """Return the rows of a batch as lines of CSV, in UTF-8."""
+    """Return the rows of a batch as lines of CSV in UTF-8."""
     return _text(csv_texts(batch))
 
 
@@ -194,14 +203,14 @@ def csv_texts(batch: "pyarrow.RecordBatch") -> "pyarrow.StringArray":
 
 
 def _field(column: "pyarrow.Array") -> "pyarrow.StringArray":
-    """Return a column's values as fields of CSV; null is the empty one."""
+    """Return a column's values as CSV fields; null is an empty field."""
     if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
         words = column.cast(pyarrow.string())
         if compute.any(compute.match_substring(words, '"')).as_py():
             words = compute.replace_substring(words, '"', '""')
         words = compute.binary_join_element_wise('"', words, '"', "")
     elif pyarrow.types.is_timestamp(column.type) and column.type.tz is not None:
-        # Moments are kept in UTC, whatever the zone is; to look it up for each of them takes fifty times as long.
+        # Arrow stores times in UTC, whatever the zone. Looking the zone up for each value takes fifty times as long.
         local = column.cast(pyarrow.int64()).cast(pyarrow.timestamp(column.type.unit))
         words = compute.binary_join_element_wise(local.cast(pyarrow.string()), "Z", "")
     else:
@@ -210,7 +219,7 @@ def _field(column: "pyarrow.Array") -> "pyarrow.StringArray":
 
 
 def _text(lines: "pyarrow.StringArray") -> memoryview:
-    """Return the texts of an array, none of them null, as Arrow keeps them: one after the other, nothing between.
+    """Return the texts of an array without nulls as Arrow stores them: one after another, with nothing between.
 
     https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-layout
     """

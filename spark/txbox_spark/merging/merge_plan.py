@@ -1,4 +1,4 @@
-"""What the chunks of a run have in common, and what each of them counts: plain values, for executors have them, too."""
+"""What the chunks of a run share, and what each of them counts: plain values that can be sent to executors."""
 
 import json
 import threading
@@ -19,8 +19,6 @@ from txbox_spark.runtime.retries import is_transient
 
 
 class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event": FRESH_EVENT}):
-    """The statements of chunk_merger.sql, for the tables of one schema, under one prefix."""
-
     prepare_session: str
     claim_chunk: str
     waiting_copies: str
@@ -48,49 +46,47 @@ class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePlan(MergeOptions):
-    """What all chunks of a run have in common. It is sent to the executors."""
+    """What all chunks of a run share. It is sent to the executors."""
 
-    run_id: str  # of the ledger
+    run_id: str
     columns: tuple[EventColumn, ...]  # of ``fresh_event``
-    apply: Apply  # the effect
-    most_chunks: int = 1  # how many chunks one transaction merges at most
-    rejects: RejectsTable | None = None  # where all rejected rows are kept; None: they are counted, and some are shown
-    most_rejected: int | None = None  # how many rows of all chunks may be rejected; None: any number
+    apply: Apply
+    most_chunks: int = 1  # per transaction
+    rejects: RejectsTable | None = None  # keeps all rejected rows; if None, they are counted, and some are shown
+    most_rejected: int | None = None  # in all chunks together; None means any number
 
     @classmethod
     def of(cls, options: MergeOptions, **of_run: Any) -> Self:
-        """Return the plan of a run with these options; ``of_run`` are the other fields."""
+        """Return the plan of a run with these options; ``of_run`` has the other fields."""
         return cls(**{one.name: getattr(options, one.name) for one in fields(MergeOptions)}, **of_run)
 
     @property
     def sql(self) -> MergeStatements:
-        """The statements."""
         return MergeStatements.load(self.schema, self.prefix)
 
     def keep_rejected(self, cursor: Any, chunk: int, rows: Sequence[RejectedRow]) -> Remarks:
-        """Keep rejected rows of a chunk where they are to be kept, and return the remarks of them."""
+        """Write a chunk's rejected rows to the rejects table, if there is one, and return the remarks on them."""
         if rows and self.rejects is not None:
             self.rejects.copy(cursor, self.run_id, chunk, rows)
         return Remarks.of(rows)
 
     @property
     def stalled(self) -> str:
-        """``stalled_seconds``, for Postgres."""
+        """``stalled_seconds`` as a Postgres interval."""
         return f"{max(1, round(self.stalled_seconds * 1000))}ms"
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkCounts:
-    """The rows of a chunk."""
+    """The counts of a chunk's rows."""
 
     read: int  # rows of the source
     rejected: int  # rows that cannot be loaded
-    distinct: int  # different message ids of the others
-    refused: int = 0  # of the rejected rows, those that Postgres does not take
-    remarks: Remarks = NO_REMARKS  # of the rows
+    distinct: int  # distinct message ids of the other rows
+    refused: int = 0  # those of the rejected rows that Postgres refuses
+    remarks: Remarks = NO_REMARKS
 
     def __add__(self, other: "ChunkCounts") -> "ChunkCounts":
-        """Return the counts of both."""
         return ChunkCounts(
             self.read + other.read,
             self.rejected + other.rejected,
@@ -100,25 +96,25 @@ class ChunkCounts:
         )
 
     def without(self, refused: int, remarks: Remarks) -> "ChunkCounts":
-        """Return the counts where so many of the events are refused."""
+        """Return the counts with this many of the events moved to the refused ones."""
         return self + ChunkCounts(0, refused, -refused, refused, remarks)
 
 
 @dataclass(frozen=True, slots=True)
 class TriedIds:
-    """What the ids of a chunk have told, before its events are read."""
+    """What a chunk's ids showed, before its events are read."""
 
     counts: ChunkCounts
     parked: int  # events that wait as dead letters
-    unprocessed: tuple[str, ...]  # the ids that are not in the inbox, or as many of them as were asked for
+    unprocessed: tuple[str, ...]  # ids that the inbox lacks, up to the limit asked for
 
     def as_json(self) -> str:
-        """Return it as text, for its way from an executor to the driver."""
+        """Return the object as text, to send it from an executor to the driver."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "TriedIds":
-        """Return what ``as_json`` was made of."""
+        """Return the object that ``as_json`` wrote."""
         found = json.loads(text)
         counts = found["counts"]
         counts = ChunkCounts(**{**counts, "remarks": Remarks.from_json(counts["remarks"])})
@@ -127,43 +123,42 @@ class TriedIds:
 
 @dataclass(frozen=True, slots=True)
 class FailedChunk:
-    """A chunk that is not merged, and why: as plain values, so that it comes back from an executor."""
+    """A chunk that is not merged, and why."""
 
-    chunk: int  # its number
-    error: str  # why, in one line
-    transient: bool  # another attempt may succeed: a lost connection, a deadlock
+    chunk: int
+    error: str  # in one line
+    transient: bool  # another attempt may succeed, such as after a lost connection or a deadlock
 
     @classmethod
     def of(cls, chunk: int, error: Exception) -> "FailedChunk":
-        """Describe an error."""
         orig = getattr(error, "orig", None) or error
         line = describe_postgres_error(orig) if isinstance(orig, psycopg.Error) else " ".join(str(orig).split())
-        # psycopg's own errors come from COPY, which SQLAlchemy does not see; without a code, the connection is gone.
+        # psycopg's own errors come from COPY, which SQLAlchemy does not see. Without a code, the connection is gone.
         lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
         transient = lost or is_transient(error)
         return cls(chunk, line, transient)
 
 
 GROWTH = 4
-"""A transaction takes at most so many times the chunks of the one before it."""
+"""A transaction takes at most this many times as many chunks as the one before it."""
 
 
 class MergeSizer:
     """Sizes the transactions of one task, or of the threads of one process.
 
-    A transaction merges as many chunks as it can without holding its locks for longer than it should. Ids that a chunk
-    has recorded, and rows that its effect has changed, are locked until its transaction ends; a worker that meets one
-    of them waits. How long depends on the effect, on the inbox and on the machine, so it is measured. Chunks are small;
-    a transaction takes one of them first, and then as many that follow each other as the time allows. Larger
-    transactions cost less: fewer commits, and an effect that adds up changes a row once, not once for each chunk.
+    A transaction merges as many chunks as it can without holding its locks too long. The ids that a chunk records, and
+    the rows that its effect changes, are locked until its transaction ends, and a worker that needs one of them waits.
+    How long depends on the effect, the inbox and the machine, so it is measured. Chunks are small: the first
+    transaction takes one, and later ones take as many consecutive chunks as the time allows. Larger transactions cost
+    less: there are fewer commits, and an effect that adds up changes a row once, instead of once per chunk.
     """
 
     def __init__(self, lock_seconds: float, most: int) -> None:
         """Begin with one chunk.
 
         Args:
-            lock_seconds: how long a transaction may hold its locks, about.
-            most: chunks that a transaction takes, whatever its time.
+            lock_seconds: about how long a transaction may hold its locks.
+            most: how many chunks a transaction takes at most, however fast it is.
         """
         self._lock_seconds = lock_seconds
         self._most = most
@@ -172,11 +167,11 @@ class MergeSizer:
 
     @property
     def chunks(self) -> int:
-        """How many chunks the next transaction takes, at most."""
+        """How many chunks the next transaction takes at most."""
         return self._chunks
 
     def merged(self, chunks: int, held_seconds: float) -> None:
-        """Take account of a transaction that has merged so many chunks and has held its locks for so long."""
+        """Adjust the size after a transaction that merged this many chunks and held its locks this long."""
         fit = chunks * self._lock_seconds / max(held_seconds, 1e-6)
         with self._lock:
             self._chunks = max(1, min(int(fit), self._most, GROWTH * chunks))

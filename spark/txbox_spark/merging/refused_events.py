@@ -1,29 +1,29 @@
-"""Events that the effect fails for, such as by a constraint of its target: found by applying the others part by part.
+"""Finds the events that the effect fails for, such as by a constraint of its target, by applying parts of the chunk.
 
 ::
 
-    all of a chunk fails ── none ─┬─ fails, too: it is the statements
-                                  └─ 1, 2, 4, … events ─┬─ applied: good, and stay for the parts that follow
-                                                        └─ fails ── suspect, halves ── … ── one event: refused; the
-                                                                    next part has as many as were good before it
+    whole chunk fails ── none ─┬─ fails, too: the statements are wrong
+                               └─ 1, 2, 4, … events ─┬─ applied: good, and stay for the parts that follow
+                                                     └─ fails ── suspect, halves ── … ── one event: refused; the
+                                                                 next part has as many as were good before it
 
-The suspect is the event whose values Postgres quotes in its error. Where it is the first that is refused, three parts
-find it: all, those before it, and it alone. Where it is not, or nothing is quoted, halves find the first; so each of k
-refused events of n takes about log2(n / k) parts at most, and one where most are refused.
+The suspect is the event whose values Postgres quotes in its error. If it is the first refused event, three parts find
+it: all, those before it, and it alone. If it is not, or if nothing is quoted, halving finds the first one. So each of k
+refused events among n takes at most about log2(n / k) parts, and one part if most are refused.
 
-The search holds no locks for long. What it applies is rolled back after ``TURN_SECONDS``; then the good events are
-applied again, in one statement, and it goes on behind them. A turn takes as long as applying the good events did, if
-that is longer, so the search takes at most twice its time. No id is recorded in the inbox meanwhile.
+The search does not hold locks for long. After ``TURN_SECONDS`` it rolls back what it applied, applies the good events
+again in one statement, and continues after them. A turn takes at least as long as applying the good events did, so the
+search takes at most twice its own time. It records no id in the inbox meanwhile.
 
-Events that were refused are tried once more with all others applied, as long as that helps: one may need what another
-one makes, such as the row that its foreign key is of.
+Refused events are tried again after all others are applied, as long as that helps: an event may need what another one
+creates, such as the row that its foreign key refers to.
 
-What is applied on the way is rolled back, and the chunk is merged again without the refused events. So the one that is
-merged is the statement over all of them, as where nothing is refused.
+Everything applied during the search is rolled back, and the chunk is merged again without the refused events. So, as
+without refused events, a single statement over all remaining events is what commits.
 
-A part that was applied keeps its savepoint, and the next one's is within it. If it were released, whoever waits for one
-of its rows would wait until the transaction ends, not the turn. ``fresh_event`` is truncated seldom: in a savepoint a
-TRUNCATE makes new files and new rows of the catalog, which every later statement has to read past.
+A part that was applied keeps its savepoint, and the next part's savepoint is within it. If it were released, whoever
+waits for one of its rows would wait until the end of the transaction, not of the turn. ``fresh_event`` is rarely
+truncated: within a savepoint, TRUNCATE creates new files and new catalog rows, which every later statement must skip.
 """
 
 import time
@@ -49,16 +49,16 @@ from txbox_spark.rejects.remarks import RejectedRow
 from txbox_spark.runtime.explanations import ABOUT_DATA
 
 ALL_REFUSED = 1_000
-"""So many events are refused before one is applied, and so many of the rest; then the statements are wrong."""
+"""If this many events are refused before one is applied, and then as many of the rest, the statements are wrong."""
 
 TURN_SECONDS = 0.1
-"""How long the search holds locks after it has applied the events that it knows to be good, at least."""
+"""How long the search may hold locks, at least, after applying the events it knows to be good."""
 
 TURN_PARTS = 200
-"""How many parts a turn applies: each stays in a savepoint of its own, within the one before it."""
+"""How many parts a turn applies at most; each stays in its own savepoint, within the one before it."""
 
 MOST_DEAD = 1_000
-"""How many rows are deleted from ``fresh_event``, or rolled back, before it is truncated."""
+"""How many rows may be deleted from ``fresh_event``, or rolled back, before it is truncated."""
 
 EMPTY = f"TRUNCATE {FRESH_EVENT}"
 DELETE = f"DELETE FROM {FRESH_EVENT}"  # noqa: S608 - a name of ours
@@ -69,11 +69,11 @@ UNDO_PART = "ROLLBACK TO SAVEPOINT txbox_part; RELEASE SAVEPOINT txbox_part"
 
 
 class GoodEventsFailed(ApplyFailed):
-    """The effect fails for events that it was applied for before: what it reads or changes is another one now."""
+    """The effect fails for events that it succeeded for before: what it reads or changes has changed since."""
 
 
 def is_about_events(error: BaseException) -> bool:
-    """Whether an effect has failed by a value or a constraint, so that it may succeed for other events."""
+    """Return whether an effect failed by a value or a constraint, so that it may succeed for other events."""
     return (sqlstate(error) or "")[:2] in ABOUT_DATA
 
 
@@ -82,16 +82,17 @@ def find_refused(
     columns: Sequence[EventColumn],
     lock_effect: Callable[[Connection], Callable[[Connection], None]],
 ) -> list[RejectedRow]:
-    """Find the events in ``fresh_event`` that an effect fails for.
+    """Return the events in ``fresh_event`` that an effect fails for.
 
     Args:
-        connection: in the chunk's transaction, in a savepoint that is to be rolled back.
+        connection: in the chunk's transaction, in a savepoint that the caller rolls back.
         columns: of ``fresh_event``.
-        lock_effect: waits until nobody else applies events, and returns what applies those in ``fresh_event``.
+        lock_effect: waits until nobody else applies events, and returns a function that applies those in
+            ``fresh_event``.
 
     Raises:
-        GoodEventsFailed: what the effect meets has changed meanwhile; search again.
-        ApplyFailed: it fails without any event, or no event can be applied.
+        GoodEventsFailed: what the effect reads or changes has changed meanwhile; search again.
+        ApplyFailed: the effect fails without any event, or no event can be applied.
         sqlalchemy.exc.DBAPIError, TxboxError: the effect fails for another reason.
     """
     connection.exec_driver_sql(hold_fresh())
@@ -112,7 +113,7 @@ def find_refused(
 
 
 class _Search:
-    """The events that are known to be good, and the others."""
+    """Tells good events from refused ones."""
 
     def __init__(
         self,
@@ -120,24 +121,24 @@ class _Search:
         columns: Sequence[EventColumn],
         lock_effect: Callable[[Connection], Callable[[Connection], None]],
     ) -> None:
-        self.refused: dict[str, str] = {}  # by id, sorted: why
-        self._last_good = ""  # up to this id all are good that are not refused
+        self.refused: dict[str, str] = {}  # why, by id, sorted
+        self._last_good = ""  # up to this id, all events that are not refused are good
         self._connection = connection
         self._fill, self._fill_good = fill_from_held(columns), fill_good(columns)
         self._lock_effect = lock_effect
         self._in_turn = False
         self._ends_at = 0.0
-        self._dead = 0  # rows that ``fresh_event`` had since it was truncated, about
-        self._parts = 0  # of this turn, applied and not rolled back
+        self._dead = 0  # about how many rows ``fresh_event`` has had since it was truncated
+        self._parts = 0  # applied in this turn and not rolled back
 
     def apply_none(self) -> None:
-        """Raise unless the effect can be applied where there is no event."""
+        """Raise unless the effect succeeds without any event."""
         self._begin_turn()
         self._apply(self._connection)
         self.end_turn()
 
     def try_each(self, ids: Sequence[str]) -> None:
-        """Apply events, sorted by id, after the good ones, and tell the good ones from the refused."""
+        """Apply events, sorted by id, after the good ones, and record which are good and which are refused."""
         at, size = 0, 1
         while at < len(ids):
             began, end = at, min(at + size, len(ids))
@@ -147,10 +148,10 @@ class _Search:
                 continue
             suspect = self._suspect(ids, at, end, error)
             while end - at > 1:
-                first = max(suspect, at + 1)  # those before the suspect, and then it alone
+                first = max(suspect, at + 1)  # try those before the suspect, and then the suspect alone
                 middle = first if at <= suspect < end else (at + end) // 2
                 if (of_part := self._try(ids[at:middle])) is None:
-                    at, error = middle, None  # the others fail, most likely
+                    at, error = middle, None  # most likely the others fail
                 else:
                     end, error = middle, of_part
             size = max(1, at - began)
@@ -161,13 +162,13 @@ class _Search:
             at = end
 
     def end_turn(self) -> None:
-        """Release the locks."""
+        """Roll the turn back, which releases its locks."""
         if self._in_turn:
             self._connection.exec_driver_sql(END_TURN)
             self._in_turn = False
 
     def _try(self, ids: Sequence[str]) -> ApplyFailed | DBAPIError | None:
-        """Apply events after the good ones; return the error if it is about them, or None: they are good, too."""
+        """Apply events after the good ones; return the error if it is about them, or None if they are good, too."""
         if not self._in_turn or self._parts == TURN_PARTS or time.monotonic() > self._ends_at:
             self.end_turn()
             self._begin_turn()
@@ -181,7 +182,7 @@ class _Search:
         return None
 
     def _suspect(self, ids: Sequence[str], at: int, end: int, error: ApplyFailed | DBAPIError) -> int:
-        """Return which of these events has most of what Postgres quotes in the error; -1: none, or there is but one."""
+        """Return the index of the event that has most of what the error quotes; -1 if none has, or there is but one."""
         cause = error.__cause__ if isinstance(error, ApplyFailed) else error
         orig = cause.orig if isinstance(cause, DBAPIError) else cause
         if end - at == 1 or not isinstance(orig, psycopg.Error):
@@ -192,7 +193,7 @@ class _Search:
         return -1 if found is None else ids.index(found, at, end)
 
     def _applied(self, ids: Sequence[str]) -> ApplyFailed | DBAPIError | None:
-        """Apply events in a savepoint, which stays; return the error if it is about them."""
+        """Apply events in a savepoint, which stays open; return the error if it is about them."""
         empty = DELETE if self._dead <= MOST_DEAD else EMPTY
         self._dead = len(ids) + (self._dead if empty is DELETE else 0)
         self._connection.exec_driver_sql(f"{empty}; {BEGIN_PART}")
@@ -206,7 +207,7 @@ class _Search:
         return None
 
     def _begin_turn(self) -> None:
-        """Apply the good events."""
+        """Lock the effect, and apply the good events again."""
         self._connection.exec_driver_sql(BEGIN_TURN)
         self._in_turn = True
         self._apply = self._lock_effect(self._connection)
@@ -228,7 +229,7 @@ class _Search:
         self._ends_at = now + max(TURN_SECONDS, now - began_at)
 
     def _require_good(self, ids: Sequence[str], error: ApplyFailed | DBAPIError) -> None:
-        """Raise the error unless one of these events can be applied; of many, as many as were refused are tried."""
+        """Raise the error unless one of these events can be applied; try at most ``ALL_REFUSED`` of them."""
         for message_id in ids[:: -(-len(ids) // ALL_REFUSED) or 1]:
             found = self._applied([message_id])
             self._connection.exec_driver_sql(UNDO_PART)

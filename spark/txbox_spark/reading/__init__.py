@@ -1,1 +1,1 @@
-"""Events from files: Parquet, JSON lines and CSV, read so that nothing is dropped or changed."""
+"""Reads events from Parquet, JSON lines, CSV and tables, so that nothing is dropped or changed."""

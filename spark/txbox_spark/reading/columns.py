@@ -1,8 +1,8 @@
-"""From Spark's types to Postgres's: how every column of an event is sent, and arrives unchanged.
+"""Maps Spark's types to Postgres's, so that every column of an event arrives unchanged.
 
-Most types are sent as what they are. What one side or the writer between does not support is sent as text that Postgres
-reads as the column's type: arrays as array literals, structs and maps as JSON, binary as ``\\x`` and hexadecimal
-digits, and what the caller has declared (``uuid``, ``jsonb``, …).
+Most types are sent unchanged. A type that Spark, Postgres or the writer does not support is sent as text that Postgres
+parses as the column's type: arrays as array literals, structs and maps as JSON, binary as ``\\x`` and hexadecimal
+digits, and columns whose type the caller declares (``uuid``, ``jsonb``, …).
 """
 
 import functools
@@ -19,13 +19,12 @@ CORRUPT_RECORD = "_corrupt_record"
 """The column with the text of a line that could not be read; null for all other lines."""
 
 AS_IT_WAS = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
-"""Options by which Spark writes a record of CSV again as it was."""
+"""Options with which Spark writes a CSV record exactly as it was."""
 
 MESSAGE_ID = "message_id"
-"""The column that holds an event's id."""
 
 MAX_NAME_BYTES = 63
-"""What Postgres keeps of a name; a longer one would be truncated silently."""
+"""Postgres silently truncates longer names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +33,29 @@ class EventColumn:
 
     name: str  # as in the source
     staged_as: str
-    """Its name on the way, which needs no quotes; ``message_id`` if it is the id, which is not sent twice."""
-    postgres_type: str  # its type
+    """The name it is sent under, which needs no quotes; ``message_id`` if it is the id, which is not sent twice."""
+    postgres_type: str
 
 
 @dataclass(frozen=True, slots=True)
 class SentColumn:
-    """How one column of the source is sent, in Spark's expressions."""
+    """How one column of the source is sent, as Spark expressions."""
 
-    column: EventColumn  # what ``fresh_event`` has
+    column: EventColumn
     value: Column  # what is sent
-    holds_nul: Column | None  # whether what is sent, by its name on the way, holds a NUL character; None if it cannot
-    not_utf8: Column | None  # whether a text in the value has bytes that are not UTF-8; None if there is no text in it
-    unfit: Column | None = None  # why what is sent is not of its field's type; null, or None, if it is
+    holds_nul: Column | None  # whether the sent column, by its ``staged_as``, holds a NUL character; None if it cannot
+    not_utf8: Column | None  # whether a text in the value has invalid UTF-8; None if it contains no text
+    unfit: Column | None = None  # why the sent text does not fit its field's type; null, or None, if it fits
 
 
 def event_columns(frame: DataFrame, declared: Mapping[str, str], path: str) -> tuple[SentColumn, ...]:
-    """Decide how the columns of a source are sent.
+    """Return how the columns of a source are sent.
 
-    ``declared`` has Postgres types of columns, where Spark's own type does not say enough; ``path`` is put before a
-    column's name to reach its value. Raises ``InvalidConfiguration``: a column cannot be sent, or a declared one is not
-    there.
+    ``declared`` has the Postgres types of columns whose Spark type does not say enough. ``path`` is the prefix of a
+    column's name that reaches its value.
+
+    Raises:
+        InvalidConfiguration: a column cannot be sent, or a declared column does not exist.
     """
     refuse_names([field.name for field in frame.schema.fields], declared)
     sent = []
@@ -68,7 +69,7 @@ def event_columns(frame: DataFrame, declared: Mapping[str, str], path: str) -> t
 
 
 def refuse_names(names: Sequence[str], declared: Mapping[str, str]) -> None:
-    """Raise ``InvalidConfiguration`` for a name that Postgres does not take, or a declared type of no column."""
+    """Raise ``InvalidConfiguration`` if Postgres refuses a name, or a type is declared for a column that is missing."""
     if unknown := [name for name in declared if name not in names]:
         raise InvalidConfiguration(
             f"column_types names {unknown[0]!r}, which is no column of the events: {', '.join(names[:20])}"
@@ -82,21 +83,21 @@ def refuse_names(names: Sequence[str], declared: Mapping[str, str]) -> None:
 
 
 def as_text(name: str, type_: DataType, value: Column, postgres_type: str) -> Column:
-    """Return a value as text that Postgres reads as this type; of a text, the text."""
+    """Return a value as text that Postgres parses as this type; a text stays as it is."""
     if postgres_type.lower() in ("json", "jsonb") and isinstance(type_, types.ArrayType):
         return _as_json(value)
     return _literal(name, type_, value)
 
 
 def text_checks(text: Column, postgres_type: str, type_: DataType, value: Column) -> tuple[Column, Column | None]:
-    """Whether a text that is sent holds a NUL character, and whether the value has bytes that are not UTF-8."""
+    """Return whether a sent text holds a NUL character, and whether the value has invalid UTF-8."""
     return _holds_nul(text, postgres_type), _not_utf8(type_, value)
 
 
 def types_as_wanted(frame: DataFrame, wanted: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return which columns can be declared to arrive as the Postgres types that ``wanted`` names, and all their types.
+    """Return the columns that can be declared with the Postgres types in ``wanted``, and the types of all columns.
 
-    Texts and arrays can, which Postgres reads as whatever they are declared to be. Others arrive as what they are.
+    Texts and arrays can be declared, because Postgres parses them as any declared type. Others keep their types.
     """
     own = {field.name: _postgres_type(field.name, field.dataType) for field in frame.schema.fields}
     declared = {
@@ -110,7 +111,7 @@ def types_as_wanted(frame: DataFrame, wanted: Mapping[str, str]) -> tuple[dict[s
 
 
 def refuse_duplicate_columns(frame: DataFrame) -> None:
-    """Raise ``InvalidConfiguration`` if two columns have one name; Spark ignores case unless a setting forbids it."""
+    """Raise ``InvalidConfiguration`` if two columns have the same name; Spark ignores case unless set otherwise."""
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     first_names: dict[str, str] = {}
     for name in frame.columns:
@@ -120,16 +121,19 @@ def refuse_duplicate_columns(frame: DataFrame) -> None:
 
 
 def _holds_nul(value: Column, postgres_type: str) -> Column:
-    """Whether a text holds the NUL character, which Postgres's text cannot; nor can jsonb as ``\\u0000``."""
+    """Return whether a text holds a NUL character; Postgres refuses it in text, and as ``\\u0000`` in jsonb."""
     raw = sql.contains(value, sql.lit("\0"))
     if postgres_type.lower() != "jsonb":
         return raw
-    # With another backslash before it, it is six characters of text.
+    # After another backslash, \u0000 is just six characters of text.
     return raw | (sql.contains(value, sql.lit(r"\u0000")) & value.rlike(r"(?<!\\)(\\\\)*\\u0000"))
 
 
 def _not_utf8(type_: DataType, value: Column) -> Column | None:
-    """Whether any text in a value is not UTF-8. Spark keeps such bytes; Java's functions would put U+FFFD for them."""
+    """Return whether any text in a value is invalid UTF-8; None if there is no text in it.
+
+    Spark keeps such bytes. Java's functions would replace them with U+FFFD.
+    """
     match type_:
         case types.StringType():
             return ~sql.is_valid_utf8(value)
@@ -151,15 +155,15 @@ def _either(conditions: Iterable[Column | None]) -> Column | None:
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as Spark's expressions take it."""
+    """Return a column's name, quoted for Spark's expressions."""
     return f"`{name.replace('`', '``')}`"
 
 
 def dates_as_text(frame: DataFrame) -> DataFrame:
-    """Return a frame in which dates and times are text.
+    """Return the frame with dates and times as text.
 
-    JDBC has them in the Julian calendar before 1582, in the time zone of the JVM: days of that October, moments before
-    zones had whole minutes, and local times that this zone leaves out would arrive as others.
+    JDBC uses the Julian calendar before 1582, and the JVM's time zone. Days of that October, moments before zones had
+    whole minutes, and local times that the zone skips would arrive changed.
     """
     spelled = (types.DateType, types.TimestampType, types.TimestampNTZType)
     return frame.select(
@@ -173,7 +177,7 @@ def dates_as_text(frame: DataFrame) -> DataFrame:
 
 
 def _sent(name: str, type_: DataType, value: Column, declared: str | None) -> tuple[str, Column, bool]:
-    """Return the Postgres type, the expression to send, and whether that is text."""
+    """Return the Postgres type, the expression to send, and whether it is text that may hold a NUL character."""
     postgres_type = column_type(name, type_, declared)
     if declared is not None:
         return declared, as_text(name, type_, value, declared), True
@@ -188,7 +192,7 @@ def _sent(name: str, type_: DataType, value: Column, declared: str | None) -> tu
 
 
 def column_type(name: str, type_: DataType, declared: str | None) -> str:
-    """Return the Postgres type of a column; raise ``InvalidConfiguration`` if there is none."""
+    """Return the Postgres type of a column; raise ``InvalidConfiguration`` if it has none."""
     if declared is None:
         return _postgres_type(name, type_)
     if not _TYPE_NAME.fullmatch(declared):
@@ -215,7 +219,7 @@ def _postgres_type(name: str, type_: DataType) -> str:
 
 
 def _literal(name: str, type_: DataType, value: Column) -> Column:
-    """Return a value as text that Postgres reads back as the same value."""
+    """Return a value as text that Postgres parses as the same value."""
     match type_:
         case types.BinaryType():
             return sql.concat(sql.lit("\\x"), sql.hex(value))
@@ -231,17 +235,17 @@ def _literal(name: str, type_: DataType, value: Column) -> Column:
 
 
 def _in_utc(value: Column) -> Column:
-    """Return a moment as text in UTC.
+    """Return a timestamp as text in UTC.
 
-    Spark writes a timestamp in the session's time zone and leaves the zone out. Times of day that the zone has twice,
-    and offsets with seconds, as all zones once had, make UTC the only safe one.
+    Spark writes a timestamp in the session's time zone and leaves the zone out. Only UTC is safe: other zones have
+    times of day twice, and once had offsets with seconds.
     """
     epoch = sql.lit("1970-01-01 00:00:00").cast("timestamp_ntz")
     return sql.concat(sql.timestamp_add("MICROSECOND", sql.unix_micros(value), epoch).cast("string"), sql.lit("Z"))
 
 
 def _as_json(value: Column) -> Column:
-    """Return a value as JSON in which nothing is left out: no null, and no microsecond."""
+    """Return a value as JSON that keeps nulls and microseconds."""
     options = {
         "ignoreNullFields": "false",
         "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -252,7 +256,7 @@ def _as_json(value: Column) -> Column:
 
 
 def _array_literal(name: str, element: DataType, value: Column) -> Column:
-    """Return an array as Postgres writes it: elements in quotes, so that none is read as NULL or a brace.
+    """Return an array as a Postgres literal with quoted elements, so that none is read as NULL or a brace.
 
     https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
     """
@@ -283,7 +287,7 @@ _POSTGRES_TYPES = {
     "timestamp": "timestamp with time zone",
     "timestamp_ntz": "timestamp without time zone",
 }
-"""By the names of Spark's types."""
+"""By the name of Spark's type."""
 
 _TYPE_NAME = re.compile(r"[A-Za-z_][\w$]*(?:[ .][A-Za-z_][\w$]*)*(?: ?\(\d+(?:, ?-?\d+)?\))?(?: [a-z ]+)?(?:\[\])*")
-"""It becomes part of a CREATE TABLE: words, perhaps with a schema, a length, brackets."""
+"""What may become part of a CREATE TABLE: words, with an optional schema, length and brackets."""

@@ -1,4 +1,4 @@
-"""Why events cannot be read from where they should be, in one line."""
+"""Errors that say in one line why events cannot be read."""
 
 import re
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from txbox_spark.runtime.lazy_imports import spark_errors
 
 
 class SourceError(TxboxError):
-    """Events cannot be read from where they should be; the message says what to do."""
+    """Events cannot be read from their source; the message says what to do."""
 
 
 class EncodingError(ValueError):
-    """What is asked for cannot be had in this encoding; the message says why."""
+    """Something cannot be done with files in this encoding; the message says why."""
 
 
 class InvalidFields(SourceError):
-    """The columns that a source is to have are not written as Spark takes them."""
+    """The columns given for a source are not valid Spark DDL."""
 
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise what Spark raises as one line: what cannot be done, and why."""
+    """Turn Spark's errors in the block into a ``SourceError`` of one line: ``what`` failed, and why."""
     try:
         yield
     except EncodingError as error:
@@ -38,7 +38,7 @@ def _why(text: str) -> str:
     if conflict:
         schemas = " ".join(rest.partition("SQLSTATE")[0].split())
         return f"{schemas} Give a schema with types that hold what every file has, or read the files apart"
-    if "[FAILED_JDBC" in text and (cause := _CAUSE.search(text)) is not None:  # Spark says only that it failed
+    if "[FAILED_JDBC" in text and (cause := _CAUSE.search(text)) is not None:  # Spark itself says only that it failed
         return cause[1]
     return describe_spark_error(text)
 

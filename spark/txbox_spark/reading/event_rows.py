@@ -1,4 +1,4 @@
-"""Events: each row of a source with its message id, and the rows that cannot be loaded with the reason."""
+"""Prepares events: gives each row of a source its message id, and rows that cannot be loaded the reason."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 __all__ = ["GIVEN_ID", "MESSAGE_ID", "REJECTED", "PreparedEvents", "prepare"]
 
 GIVEN_ID = "given_id"
-"""The column that has a row's id whether the row is rejected or not."""
+"""The column with a row's id, even if the row is rejected."""
 
 REJECTED = "rejected"
-"""The column that says why a row cannot be loaded: a ``RejectedRow`` as JSON, null if it can."""
+"""The column that says why a row cannot be loaded: a ``RejectedRow`` as JSON; null if it can be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,22 @@ class PreparedEvents:
     """The rows of a source, ready to be loaded."""
 
     identified: DataFrame
-    """Its rows as ``message_id`` (text; null if the row is rejected), ``rejected`` (null unless it is), ``given_id``
-    (the id, also of a rejected row) and ``event`` (a struct of the source's columns).
+    """The rows with ``message_id`` (text; null if the row is rejected), ``rejected`` (null unless it is), ``given_id``
+    (the id, even of a rejected row) and ``event`` (a struct of the source's columns).
     """
-    staged: DataFrame  # its rows as ``message_id``, ``rejected`` and the columns as they are sent
-    ids: DataFrame  # the ids alone, bad ones included
-    columns: tuple[EventColumn, ...]  # the columns of ``fresh_event`` beside ``message_id``
-    order: EventColumn | None = None  # ``ROW_ORDER``, if its rows as they are sent have it, too
+    staged: DataFrame  # the rows with ``message_id``, ``rejected`` and the columns as they are sent
+    ids: DataFrame  # the rows with only the id, invalid ids included
+    columns: tuple[EventColumn, ...]  # of ``fresh_event``, besides ``message_id``
+    order: EventColumn | None = None  # ``ROW_ORDER``, if ``staged`` has it
 
     @property
     def staged_columns(self) -> tuple[EventColumn, ...]:
-        """The columns of a staging table beside ``message_id``."""
+        """The columns of a staging table besides ``message_id``."""
         return self.columns if self.order is None else (*self.columns, self.order)
 
     @property
     def checked_ids(self) -> DataFrame:
-        """Its rows as ``message_id`` and ``rejected`` alone."""
+        """The rows with only ``message_id`` and ``rejected``."""
         return self.identified.select(MESSAGE_ID, REJECTED)
 
 
@@ -63,12 +63,12 @@ def prepare(
     fields: Mapping[str, Field] | None = None,
     keep: str = ANY,
 ) -> PreparedEvents:
-    """Find each row's message id, and the rows that cannot be loaded; the arguments are those of ``bulk_load``.
+    """Return the rows with their message ids, and with the reason if they cannot be loaded.
 
-    With the ``fields`` of an effect, these are the columns; otherwise, those of the frame.
+    The arguments are those of ``bulk_load``. The columns are an effect's ``fields`` if given, otherwise the frame's.
 
     Raises:
-        InvalidConfiguration: there is no such column, or the columns cannot be loaded.
+        InvalidConfiguration: a column does not exist, or the columns cannot be loaded.
     """
     declared = dict(column_types or {})
     malformed = CORRUPT_RECORD in frame.columns
@@ -76,7 +76,7 @@ def prepare(
     refuse_duplicate_columns(source)
     identity, plain = message_identity(source, message_id)
     if plain in declared:
-        plain = None  # it arrives as text, and as what is declared beside it
+        plain = None  # the id is sent as text, and the column as its declared type
     kept = source
     if fields is not None:
         plain = None
@@ -95,9 +95,9 @@ def prepare(
     sent_columns = (
         event_columns(kept, declared, f"{_EVENT}.") if fields is None else field_columns(source, fields, f"{_EVENT}.")
     )
-    # The id's own column is not sent twice if it is text already.
+    # If the id's own column is text already, it is not sent twice.
     beside = [one for one in sent_columns if one.column.name != plain]
-    # In steps, so that what is sent is computed once, and the reason is too; Spark keeps them apart.
+    # In separate steps, so that Spark computes the sent values once, and the reason once.
     sent = nested.select("*", *[one.value.alias(one.column.staged_as) for one in beside])
     checked = sent.select("*", _reason(beside, of_csv=_is_of_csv(frame)).alias(_REASON))
     reason = sql.col(_REASON)
@@ -135,20 +135,20 @@ def prepare(
 
 
 def _file(frame: DataFrame) -> Column:
-    """Return Spark's expression for the file that a row is from; null if the rows are not from files."""
-    # To ask for it and see would have pyspark log an error.
+    """Return Spark's expression for the file that a row comes from; null if the rows do not come from files."""
+    # Just trying would make pyspark log an error.
     analyzed: Any = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
     there = "_metadata#" in str(analyzed.metadataOutput().mkString(","))
     return file_of(frame).cast("string") if there else sql.lit(None).cast("string")
 
 
 def _kept(text: Column) -> Column:
-    """Return a text as Postgres can keep it: without a NUL character, and without what is not UTF-8."""
+    """Return a text that Postgres can store: with NUL characters escaped, and invalid UTF-8 replaced."""
     return sql.replace(sql.make_valid_utf8(text), sql.lit("\0"), sql.lit(r"\u0000"))
 
 
 def _is_of_csv(frame: DataFrame) -> bool:
-    """Whether some of the rows are from files of CSV."""
+    """Return whether some of the rows come from CSV files."""
     leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001
     return any(str(leaves.apply(number)).rstrip().endswith("] csv") for number in range(leaves.size()))
 
@@ -181,7 +181,7 @@ def _reason(columns: Sequence[SentColumn], *, of_csv: bool) -> Column:
         )
         .when(sql.contains(identity, sql.lit("\0")), because("NUL character in the message id"))
     )
-    if of_csv:  # Spark reads CR LF as LF; and where lines end in more than one way, two of them may be one field
+    if of_csv:  # Spark reads CR LF as LF, and with mixed line ends, two lines may become one field
         reason = reason.when(sql.rlike(identity, sql.lit(r"[\r\n]")), because("line break in a message id of CSV"))
     for one in columns:
         name = one.column.name

@@ -1,4 +1,4 @@
-"""The fields of a ``SqlEffect`` as expressions of Spark: what workers would read, and refuse, in a message."""
+"""Turns the fields of a ``SqlEffect`` into Spark expressions that read and refuse what a worker would."""
 
 from collections.abc import Mapping
 
@@ -11,10 +11,12 @@ from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, sql, t
 
 
 def field_columns(frame: DataFrame, fields: Mapping[str, Field], path: str) -> tuple[SentColumn, ...]:
-    """Decide how the fields of a source are sent: as the text of their values, with why a value does not fit.
+    """Return how the fields of a source are sent: as the text of their values, with why a value does not fit.
 
-    ``path`` is put before a column's name to reach its value. Raises ``InvalidConfiguration``: the source lacks a
-    field's column.
+    ``path`` is the prefix of a column's name that reaches its value.
+
+    Raises:
+        InvalidConfiguration: the source lacks a field's column.
     """
     sent = []
     for number, (name, one) in enumerate(fields.items()):
@@ -29,14 +31,14 @@ def field_columns(frame: DataFrame, fields: Mapping[str, Field], path: str) -> t
 
 
 def schema_of(fields: Mapping[str, Field], *others: str) -> str:
-    """Return the columns in which JSON has fields, as Spark DDL: texts, in structs where a field's place says so."""
+    """Return the JSON columns that hold the fields, as Spark DDL: texts, in structs if a field's path is nested."""
     tree: dict[str, object] = dict.fromkeys(others, None)
     for name, one in fields.items():
         at = tree
         *parents, last = one.path(name)
         for parent in parents:
             inner = at.get(parent)
-            if not isinstance(inner, dict):  # a place within another field's value
+            if not isinstance(inner, dict):  # the path leads into another field's value
                 inner = at[parent] = {}
             at = inner
         at.setdefault(last, None)
@@ -50,7 +52,7 @@ def _ddl(inner: object) -> str:
 
 
 def _value(frame: DataFrame, name: str, one: Field, path: str) -> tuple[Column, DataType]:
-    """Return a field's value, and its type."""
+    """Return a field's value and Spark type; raise ``InvalidConfiguration`` if the source lacks it."""
     first, *others = one.path(name)
     if first not in frame.columns:
         raise InvalidConfiguration(
@@ -81,11 +83,11 @@ def _unfit(text: Column, one: Field) -> Column:
 
 
 def _takes(text: Column, of: FieldType) -> Column | None:
-    """Whether a type takes a text, as ``FieldType.checker`` has it; None: it takes all."""
+    """Return whether a type accepts a text, as ``FieldType.checker`` does; None if it accepts every text."""
     if of.kind == "text":
         return None
     if of.kind == "jsonb":
-        # try_parse_json ends with the first value.
+        # try_parse_json stops after the first value.
         return sql.try_parse_json(text).isNotNull() & is_one_value(text) & ~text.rlike(BAD_ESCAPES)
     matches = text.rlike(rf"\A(?:{of.pattern})\z")
     if of.whole_numbers is not None:

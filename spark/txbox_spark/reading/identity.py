@@ -1,12 +1,12 @@
-"""The id of an event: a column, or an expression over columns, that gives an event the same id whenever it is read.
+"""Checks the id of an event: a column, or an expression over columns, that yields the same id at every read.
 
-Spark says of an expression whether it gives another value each time, as ``uuid()`` and ``rand()`` do. The id may be
-made by one far below the rows that a load is given, behind a filter or a shuffle. So the plan is followed from the id
-down to the files. What is cached is followed, too: the cache is lost with the session.
+Spark knows whether an expression yields another value each time, as ``uuid()`` and ``rand()`` do. Such an expression
+may be far below the rows that a load is given, behind a filter or a shuffle. So we follow the plan from the id down to
+the files. We also follow what is cached, because the cache is lost with the session.
 
-Rows may be chosen at random, by a sample, a filter or a sort, and other columns than the id may change. Spark takes a
-Python function for stable unless it is declared ``asNondeterministic()``, and the current time too. What made the rows
-of an RDD, or of a checkpoint, cannot be seen.
+Rows may be chosen at random, by a sample, a filter or a sort, and columns other than the id may change. Spark considers
+the current time stable, and a Python function unless it is declared ``asNondeterministic()``. We cannot see what made
+the rows of an RDD or a checkpoint.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,20 +20,20 @@ from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, sql, t
 
 
 def message_identity(frame: DataFrame, message_id: str) -> tuple[Column, str | None]:
-    """Return the id's expression, and the name of the column that is the id as it is; None: there is none.
+    """Return the id's expression, and the name of the text column that is the id; None if no column is.
 
     Args:
         frame: the events.
-        message_id: a column, or an expression of Spark SQL over columns.
+        message_id: a column, or a Spark SQL expression over columns.
 
     Raises:
-        InvalidConfiguration: it is neither, or what it gives cannot be an id.
+        InvalidConfiguration: it is neither, or its values cannot be ids.
     """
     from pyspark.errors import AnalysisException, ParseException
 
     identity = sql.col(quoted(message_id)) if message_id in frame.columns else sql.expr(message_id)
     try:
-        # With the other columns, as it is going to be used: beside them, an aggregate is an error.
+        # Select the other columns, too, as the load will: beside them, an aggregate is an error.
         type_ = frame.select(identity, "*").schema.fields[0].dataType
     except (AnalysisException, ParseException) as error:
         what = str(error).splitlines()[0]
@@ -70,40 +70,40 @@ def refuse_type(message_id: str, type_: DataType) -> None:
 
 
 def _optimized(frame: DataFrame) -> Any:
-    """Return Spark's plan without the columns that are not asked for, and without what is cached."""
+    """Return Spark's optimized plan, without unused columns and without cached data."""
     execution: Any = frame._jdf.queryExecution()  # noqa: SLF001 - pyspark has no other way to its plan
     theirs = frame.sparkSession.conf.get(_EXCLUDED, None)
-    # The rule would run uuid() for rows that stand in the statement, and leave its values.
+    # This rule would run uuid() for rows that are literals in the query, and replace it with its values.
     rules = ",".join(filter(None, (theirs, _EVALUATES)))
     with changed_settings(frame.sparkSession, {_EXCLUDED: rules}):
         return execution.sparkSession().sessionState().optimizer().execute(execution.analyzed().clone())
 
 
 def _changes(plan: Any, wanted: Any) -> bool:
-    """Whether one of the ``wanted`` columns of a plan comes of an expression that gives another value each time.
+    """Return whether one of a plan's ``wanted`` columns comes from an expression that yields another value each time.
 
-    ``plan`` and ``wanted`` are a ``LogicalPlan`` and an ``AttributeSet`` of Spark.
+    ``plan`` is Spark's ``LogicalPlan``, and ``wanted`` an ``AttributeSet``.
     """
     if wanted.isEmpty():
         return False
     children = list(_each(plan.children()))
-    if plan.nodeName() == "Union":  # columns go by their places
+    if plan.nodeName() == "Union":  # columns correspond by position
         places = [place for place, column in enumerate(_each(plan.output())) if wanted.contains(column)]
         return any(_changes(child, _used_by([child.output().apply(one) for one in places])) for child in children)
-    if _without(wanted, plan.inputSet()).isEmpty():  # it makes none of them
+    if _without(wanted, plan.inputSet()).isEmpty():  # this node makes none of them
         return any(_changes(child, wanted.intersect(child.outputSet())) for child in children)
     if plan.nodeName() in ("Project", "Aggregate"):
         each = plan.projectList() if plan.nodeName() == "Project" else plan.aggregateExpressions()
         makers = [one for one in _each(each) if wanted.contains(one.toAttribute())]
         below = [(child, _used_by(makers)) for child in children]
-    else:  # it may make its columns of all that it is given
+    else:  # this node may make its columns from all of its input
         makers = list(_each(plan.expressions()))
         below = [(child, child.outputSet()) for child in children]
     return not all(one.deterministic() for one in makers) or any(_changes(*one) for one in below)
 
 
 def _used_by(expressions: Iterable[Any]) -> Any:
-    """Return the columns that are named in expressions, of which there is one at least."""
+    """Return the columns that the expressions name; there must be at least one expression."""
     return reduce(lambda some, more: getattr(some, "$plus$plus")(more), (one.references() for one in expressions))
 
 
@@ -112,12 +112,12 @@ def _without(columns: Any, others: Any) -> Any:
 
 
 def _each(found: Any) -> Iterator[Any]:
-    """Yield the elements of a sequence of Scala's."""
+    """Yield the elements of a Scala sequence."""
     return (found.apply(number) for number in range(found.size()))
 
 
 def _refuse_the_same_id_for_all(plan: Any, message_id: str) -> None:
-    """Refuse 'x', current_date() and the like, in the expression or in the column: one event would be all there is."""
+    """Raise if the id is a constant, such as 'x' or current_date(): all events but one would be duplicates."""
     rows = plan.maxRows()
     if plan.nodeName() == "Project" and plan.references().isEmpty() and (rows.isEmpty() or rows.get() > 1):
         raise InvalidConfiguration(

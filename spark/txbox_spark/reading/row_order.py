@@ -1,4 +1,4 @@
-"""Which of several rows with one message id is taken: any, or the latest or the earliest by a column."""
+"""Decides which of several rows with the same message id to take: any, or the latest or earliest by a column."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,37 +12,36 @@ from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, sql, t
 ANY, LATEST, EARLIEST = "any", "latest:", "earliest:"
 
 ROW_ORDER = "txbox_order"
-"""The column by which rows with one id are ordered, where that is asked for."""
+"""The column that orders rows with the same id, if ``keep`` asks for it."""
 
 
 class RowOrder(NamedTuple):
-    """What rows with one id are ordered by, alike in Spark, in Arrow and in Postgres."""
+    """What rows with the same id are ordered by: the order is the same in Spark, in Arrow and in Postgres."""
 
     column: EventColumn  # in a staging table
     value: Column  # in Spark; null comes last
 
 
 def is_known(keep: str) -> bool:
-    """Whether it is written as one of the three."""
+    """Return whether ``keep`` has one of the three forms."""
     return keep == ANY or any(keep.startswith(one) and keep != one for one in (LATEST, EARLIEST))
 
 
 def is_latest(keep: str) -> bool:
-    """Whether the latest row is taken."""
     return keep.startswith(LATEST)
 
 
 def row_order(frame: DataFrame, keep: str, fields: Mapping[str, Field] | None, path: str) -> RowOrder | None:
-    """Return what rows with one id are ordered by, to the last digit of the column's own type; None: they are not.
+    """Return what rows with the same id are ordered by, to the last digit of the column's type; None for ``ANY``.
 
     Args:
         frame: the source.
         keep: as in ``LoadOptions``.
-        fields: of the effect, if it has any: texts are ordered by the type of their field.
-        path: is put before a column's name to reach its value.
+        fields: the effect's fields, if it has any; texts are ordered by the type of their field.
+        path: the prefix of a column's name that reaches its value.
 
     Raises:
-        InvalidConfiguration: there is no such column, or it has no order in time.
+        InvalidConfiguration: the column does not exist, or its type has no usable order.
     """
     if keep == ANY:
         return None
@@ -67,7 +66,7 @@ def row_order(frame: DataFrame, keep: str, fields: Mapping[str, Field] | None, p
 
 
 def _ordered(value: Column, type_: DataType) -> tuple[str, Column] | None:
-    """Return what a value is ordered by, with its type in Postgres; None: it has no order."""
+    """Return the Postgres type and the expression to order a value by; None if the type has no order."""
     match type_:
         case types.TimestampType():
             return "bigint", sql.unix_micros(value)
@@ -81,12 +80,15 @@ def _ordered(value: Column, type_: DataType) -> tuple[str, Column] | None:
             return "bigint", value.cast("bigint")
         case types.FractionalType():
             number = value.cast("double")
-            return "double precision", sql.when(~sql.isnan(number), number)  # Arrow has NaN elsewhere than Spark
+            return "double precision", sql.when(~sql.isnan(number), number)  # Arrow and Spark sort NaN differently
     return None
 
 
 def _ordered_text(text: Column, kind: str) -> tuple[str, Column] | None:
-    """Return the same of a text that is of this kind of fields; null where it is not, for which the row is rejected."""
+    """Return the same for a text that a field of this kind holds.
+
+    The expression is null if the text does not fit the field; the row is then rejected.
+    """
     match kind:
         case "date":
             return _ordered(text.try_cast("date"), types.DateType())
@@ -104,25 +106,25 @@ def _ordered_text(text: Column, kind: str) -> tuple[str, Column] | None:
 
 
 def _local_micros(local: Column) -> Column:
-    """Return the microseconds of a local time since 1970, by a clock that leaves no time out.
+    """Return a local time's microseconds since 1970, independent of any time zone.
 
-    Spark's own functions for it put the time into the session's time zone first.
+    Spark's own functions would convert the time to the session's time zone first.
     """
     since = local - sql.lit("1970-01-01 00:00:00").cast("timestamp_ntz")
     return (since.cast("interval second").cast("decimal(19,6)") * 1_000_000).cast("bigint")
 
 
 def _nanos(text: Column, micros: Column) -> Column:
-    """Return the nanoseconds since 1970 of a time's text, of which Spark has read the microseconds."""
+    """Return the nanoseconds since 1970 of a time as text, whose microseconds Spark has parsed."""
     rest = sql.rpad(sql.regexp_extract(text, r"\.[0-9]{6}([0-9]{1,3})", 1), 3, "0")
     return micros.cast("decimal(19,0)") * 1_000 + rest.cast("int")
 
 
 def _number_key(text: Column) -> Column:
-    """Return a text that is ordered, byte by byte, as the number is that a text has; Spark's decimals have 38 digits.
+    """Return a text whose byte order is the order of the numbers that texts hold; Spark's decimals have only 38 digits.
 
-    It is 0, 1 or 2 for a number below, at or above zero; then the power of ten before its first digit, and its digits.
-    Below zero, each of those is taken from 9, and a byte beyond all digits ends them.
+    It starts with 0, 1 or 2 for a number below, at or above zero. The power of ten of the first digit and then the
+    digits follow. Below zero, each of those digits is subtracted from 9, and a byte greater than all digits ends them.
     """
     whole = sql.regexp_extract(text, "^[+-]?([0-9]*)", 1)
     written = sql.concat(whole, sql.regexp_extract(text, r"\.([0-9]*)", 1))
@@ -136,6 +138,6 @@ def _number_key(text: Column) -> Column:
 
 
 _POWER_OF_ONE = 5_000
-"""Greater than any power of ten that ``NUMBER`` takes, so that each is a number of four digits."""
+"""Greater than any power of ten that ``NUMBER`` accepts, so that each power becomes a four-digit number."""
 
 _NANOS_TYPE = "numeric(38,0)"

@@ -1,41 +1,42 @@
-"""Events from files: Parquet, JSON lines and CSV, read so that nothing is dropped and nothing changes on the way.
+"""Reads events from files, Parquet, JSON lines and CSV, so that nothing is dropped or changed.
 
 Spark's readers are lenient by default. Where that would lose or alter an event, the defaults here differ:
 
 - A line that cannot be read stays in the result, with its text in the column ``_corrupt_record``. Spark parses only the
   columns that a query asks for, so the result always asks for all of them.
-- CSV files may have their columns in different orders; a header that lacks one, has another one or has one twice is an
-  error. A column without a name is ``_c`` and its place: see ``csv_headers``. A quoted ``""`` is an empty
-  text, an empty field is null; a quote within quotes is doubled (RFC 4180), as Postgres and spreadsheets write it, and
-  one that is not fails the query. A field in quotes may hold line breaks. A file that ends within quotes, as one that
-  was cut off may, is an error: see ``csv_records``.
-- A decimal in CSV is digits, perhaps with a sign, a point and an exponent. What is written otherwise, such as 12,50,
-  or does not fit its type to the last digit, makes the record malformed. With the option ``locale``, it is Spark that
-  reads decimals, and rounds them.
-- Numbers in JSON never become floating-point numbers where a decimal can hold them, and a text in quotes stays text.
-  Where none can, and another number would change, it is an error: see ``json_numbers``.
-- Parquet files need not all have the same columns: there are those of every file. Times of nanoseconds are read if they
-  are whole microseconds, and whole numbers as wide as the widest: see ``parquet_columns``.
+- CSV files may have their columns in different orders. A header that lacks a column, has an extra one or has one twice
+  is an error. A column without a name is called ``_c`` and its position: see ``csv_headers``. A quoted ``""`` is an
+  empty text; an empty field is null. A quote within quotes is doubled (RFC 4180), as Postgres and spreadsheets write
+  it; a quote that is not doubled fails the query. A quoted field may hold line breaks. A file that ends within quotes,
+  as a truncated one may, is an error: see ``csv_records``.
+- A decimal in CSV consists of digits, with an optional sign, point and exponent. Anything else, such as 12,50, or a
+  decimal that does not fit its type to the last digit, makes the record malformed. With the option ``locale``, Spark
+  parses decimals, and rounds them.
+- JSON numbers never become floating-point numbers if a decimal can hold them, and a quoted text stays text. If no
+  decimal can, and another number would change, it is an error: see ``json_numbers``.
+- Parquet files need not all have the same columns: the result has those of every file. Times in nanoseconds are read if
+  they are whole microseconds, and whole numbers with the widest type of the files: see ``parquet_columns``.
 - The value in a folder's name, such as ``store=007``, is text, unless the schema says otherwise.
-- Folders below a path that Spark would pass over are an error, and so are files beside folders named ``store=007``.
+- Folders below a path that Spark would skip are an error, and so are files beside folders named ``store=007``.
 - A column that is both in the files and in the names of their folders is an error.
-- A NUL character in CSV is an error with ``multiLine=false``, by which Spark drops it at the ends of a field or a line.
+- A NUL character in CSV is an error with ``multiLine=false``, because Spark would drop it at the ends of a field or a
+  line.
 - More than one JSON value on a line, or in a document, is an error: see ``json_values``.
-- Bytes that are not in the files' encoding make a record of CSV, or a line of JSON, malformed, and so do escapes of
+- Bytes that are invalid in the files' encoding make a CSV record, or a line of JSON, malformed, and so do escapes of
   lone surrogates in JSON: see ``encodings``.
 
-What is not noticed:
+What we do not detect:
 
 - Parquet: of nanoseconds in INT96, Spark drops what is not a whole microsecond.
-- JSON: a decimal with more digits after the point than the schema has is rounded, and in one that is in quotes every
-  comma is dropped: ``"12,50"`` becomes 1250.
-- JSON in which a line is not UTF-8, or that is in another encoding: as text, a number with a fraction or an exponent is
-  what Java makes of it, so 1.10 becomes 1.1.
-- CSV: if lines end with CR LF, a line break within quotes becomes a single LF. Lines that end otherwise than the first
-  of their file may be rejected together, as one record, or be one field; an id with a line break is rejected, see
-  ``event_rows``. Blanks behind the quote that closes a field are dropped. With
-  an ``unescapedQuoteHandling`` of your own, or a ``charToEscapeQuoteEscaping`` other than ``escape``, where a file ends
-  within quotes, the last field of the last record is all text from its quote on.
+- JSON: a decimal with more digits after the point than the schema has is rounded, and a quoted one loses its commas:
+  ``"12,50"`` becomes 1250.
+- JSON with a line that is not UTF-8, or in another encoding: read as text, a number with a fraction or an exponent is
+  written as Java writes it, so 1.10 becomes 1.1.
+- CSV: if lines end with CR LF, a line break within quotes becomes a single LF. Lines that end differently from the
+  first line of their file may be rejected together, as one record, or become one field; an id with a line break is
+  rejected, see ``event_rows``. Blanks after a field's closing quote are dropped. With a custom
+  ``unescapedQuoteHandling``, or a ``charToEscapeQuoteEscaping`` other than ``escape``, if a file ends within quotes,
+  the last field of the last record is all the text from its quote on.
 """
 
 import hashlib
@@ -55,7 +56,7 @@ from txbox_spark.runtime.jobs import job_group
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType, sql, types
 
 FORMATS = ("parquet", "json", "csv")
-"""What events can be read from; json means one JSON object a line."""
+"""Formats that events can be read from; json means one JSON object per line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class EventSource:
 
     Attributes:
         description: for people.
-        digest: SHA-256 of the names, sizes and times of the files: a resumed run must find the same.
+        digest: SHA-256 of the files' names, sizes and times, which must be the same when a run is resumed.
     """
 
     description: str
@@ -83,29 +84,31 @@ def read_events(
     options: Mapping[str, str] | None = None,
     executor_seconds: float = EXECUTOR_SECONDS,
 ) -> DataFrame:
-    """Read events from files. Those of JSON and CSV are read once here, to see whether their bytes are text; CSV with
-    quotes once more, to see whether they are closed.
+    """Read events from files.
+
+    JSON and CSV files are read once here, to check that their bytes are text; CSV with quotes is read again, to check
+    that they are closed.
 
     Args:
-        spark: the session.
+        spark: the Spark session.
         paths: files, folders or patterns, on anything that Spark's Hadoop can reach.
-        format: one of ``FORMATS``; None goes by the files' names.
-        schema: the columns as Spark DDL, such as ``event_id string, amount decimal(12,2)``. Without it the columns of
-            JSON are found by reading all of it once or twice, and those of CSV are all text.
-        fields: in place of a schema, the fields of the ``SqlEffect`` that is going to apply the events. Of JSON and CSV
-            their values are read as text, as a worker reads them, and JSON has to be as strict. In CSV without a
-            header, they are the columns, in order.
-        message_id: with ``fields``: the column that has the id, or an expression, as for ``bulk_load``.
-        encoding: of JSON and CSV, if it is not UTF-8, such as ``latin1`` or ``cp1252``.
-        options: options of Spark's reader; they win over ours.
+        format: one of ``FORMATS``; None means that the files' names decide.
+        schema: the columns as Spark DDL, such as ``event_id string, amount decimal(12,2)``. Without it, JSON is read
+            completely once or twice to find its columns, and all columns of CSV are text.
+        fields: instead of a schema, the fields of the ``SqlEffect`` that will apply the events. Their values in JSON
+            and CSV are read as text, as a worker reads them, and JSON must be as strict. In CSV without a header, they
+            are the columns, in order.
+        message_id: with ``fields``, the column that holds the id, or an expression, as for ``bulk_load``.
+        encoding: the encoding of JSON and CSV, if it is not UTF-8, such as ``latin1`` or ``cp1252``.
+        options: options of Spark's reader, which win over ours.
         executor_seconds: how long to wait for an executor on a cluster.
 
     Returns:
-        The events; those of JSON and CSV with the column ``CORRUPT_RECORD``.
+        The events; those from JSON and CSV have the column ``CORRUPT_RECORD``.
 
     Raises:
-        SourceError: there is nothing there, or it cannot be read.
-        ExecutorsMissing: no executor has come in time.
+        SourceError: there are no files, or they cannot be read.
+        ExecutorsMissing: no executor came in time.
     """
     files = files_in(spark, paths, options)
     chosen = _format(format, paths, files)
@@ -134,11 +137,11 @@ def source_of(
     options: Mapping[str, str] | None = None,
     executor_seconds: float = EXECUTOR_SECONDS,
 ) -> EventSource:
-    """Return what ``read_events`` reads with these arguments.
+    """Return the source that ``read_events`` reads with these arguments.
 
     Raises:
-        SourceError: there is nothing there.
-        ExecutorsMissing: no executor has come in time.
+        SourceError: there are no files.
+        ExecutorsMissing: no executor came in time.
     """
     files = listing(spark, paths, options)
     with (
@@ -203,7 +206,7 @@ def _has_no_header(options: Mapping[str, str]) -> bool:
 
 
 def _names_in(expression: str) -> list[str]:
-    """Return what may be names of columns in an expression of Spark SQL; some more do no harm."""
+    """Return what may be column names in a Spark SQL expression; a few others do no harm."""
     return [quoted or plain for quoted, plain in _NAME.findall(_LITERAL.sub("''", expression))]
 
 
@@ -211,7 +214,7 @@ _LITERAL = re.compile("'(?:[^'\\\\]|\\\\.)*'")
 _NAME = re.compile(r"`([^`]+)`|(?<![\w.])([A-Za-z_]\w*)(?!\w|\s*\()")
 
 STRICT_JSON = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
-"""What Spark takes for JSON by default, and a worker does not."""
+"""Refuses what Spark accepts as JSON by default, but a worker does not."""
 
 _ENDINGS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
 _NOT_READ = ("orc", "avro")

@@ -1,4 +1,4 @@
-"""Events from what Spark reads besides files: tables of its catalogs, Delta, Iceberg, and databases over JDBC.
+"""Reads events from sources other than files: tables of Spark's catalogs, Delta, Iceberg, and databases over JDBC.
 
 ::
 
@@ -7,8 +7,8 @@
     iceberg:NAME    a table of Iceberg, by its name in a catalog, or by its folder
     jdbc:URL        a database, with the option dbtable or query
 
-What Spark needs for them, jars and catalogs, its session has to have. A run of such a source has no files to be known
-by: it is resumed with a source of the same name and columns, if the message ids are the same.
+The session must have the jars and catalogs that Spark needs for them. A run of such a source cannot be recognized by
+its files. It can be resumed with a source of the same name and columns, if the message ids are the same.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession
 from txbox_spark.runtime.session import require_jdbc_driver
 
 KINDS = ("table", "delta", "iceberg", "jdbc")
-"""What a source may begin with."""
+"""Prefixes of a source."""
 
 FETCHED_ROWS = "10000"
-"""Rows that a JDBC driver holds at once; that of Postgres would hold all of them."""
+"""Rows that a JDBC driver fetches at a time; by default, the Postgres driver fetches all of them at once."""
 
 POSTGRES = "jdbc:postgresql:"
 
 
 def check_source(source: str, options: Mapping[str, str]) -> str:
-    """Return the kind of a source, or raise ``SourceError`` if it is none: what can be known without Spark."""
+    """Return the kind of a source; raise ``SourceError`` if it is invalid, as far as that shows without Spark."""
     kind, colon, place = source.partition(":")
     if not colon or kind not in KINDS or not place:
         kinds = "table:NAME, delta:PATH, iceberg:NAME or jdbc:URL"
@@ -50,21 +50,21 @@ def read_source(
 ) -> tuple[DataFrame, EventSource]:
     """Read events from a table or a database.
 
-    A bulk load reads them twice, so they must not change meanwhile: name a snapshot (``versionAsOf`` of Delta,
-    ``snapshot-id`` of Iceberg), or have the query leave out what may still be written.
+    A bulk load reads the events twice, so they must not change meanwhile: name a snapshot (``versionAsOf`` of Delta,
+    ``snapshot-id`` of Iceberg), or write the query so that it leaves out what may still be written.
 
     Args:
-        spark: the session, with the jars and the catalogs that the source needs.
+        spark: the session, with the jars and catalogs that the source needs.
         source: such as ``table:archive.purchases``.
-        options: of Spark's reader. With ``jdbc:`` they name what is read, and how: dbtable or query, user, password,
-            driver, partitionColumn with lowerBound, upperBound and numPartitions.
+        options: options of Spark's reader. With ``jdbc:``, they say what to read and how: dbtable or query, user,
+            password, driver, partitionColumn with lowerBound, upperBound and numPartitions.
 
     Returns:
-        The events, and what ``bulk_load`` takes as their ``source``; that has no secrets.
+        The events, and the ``source`` to pass to ``bulk_load``, which has no secrets.
 
     Raises:
-        SourceError: it cannot be read.
-        SparkSetupError: it is a Postgres, and Spark has no JDBC driver for it.
+        SourceError: the source cannot be read.
+        SparkSetupError: the source is a Postgres database, and Spark has no JDBC driver for it.
     """
     given = dict(options or {})
     kind = check_source(source, given)
@@ -86,18 +86,18 @@ def read_source(
                 frame = reader.format(kind).load() if kind == "jdbc" else reader.format(kind).load(place)
             columns = frame.schema.json()
     except SourceError as error:
-        # A driver quotes the URL that it cannot read, and Java's stack is the cause.
+        # A driver quotes the URL that it cannot read, so drop the cause, which has Java's stack.
         why = without_secrets(str(error))
         raise SourceError(why + (_REMEDIES[kind] if _MISSING.search(why) else "")) from None
     return frame, EventSource(name, hashlib.sha256(json.dumps([name, columns]).encode()).digest())
 
 
 def without_secrets(text: str) -> str:
-    """Return a text without the passwords of the URLs in it, in time that grows with its length alone."""
+    """Return a text without the passwords of the URLs in it, in linear time."""
     shown, done, end, at = [], 0, 0, -1
     for user in _USER.finditer(text):
         password = user.end(1)
-        if password >= end:  # beyond what was searched for the last @
+        if password >= end:  # beyond the part that was already searched for its last @
             end = cast("re.Match[str]", _PASSWORD.match(text, password)).end()
             at = text.rfind("@", password, end)
         if user.start() >= done and at > password:
@@ -117,7 +117,7 @@ _REMEDIES = {
     "jdbc": "; the driver is a jar: setting spark.jars.packages, and option driver=CLASS",
 }
 _MISSING = re.compile("NOT_FOUND|No suitable driver|ClassNotFound")
-"""What Spark says without a catalog, a jar or a driver."""
+"""What Spark says if a catalog, a jar or a driver is missing."""
 _USER = re.compile(r"(?=((?://|thin:)[^\s/:@]*[:/]))")
 _PASSWORD = re.compile(r"[^\s?]*")
 """user:password@host; Oracle has user/password@. They may overlap: ///x:y@z."""

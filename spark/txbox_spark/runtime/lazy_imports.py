@@ -1,4 +1,4 @@
-"""What is used of pyspark and pyarrow in many places, imported at its first use: the package works without them."""
+"""Imports pyspark and pyarrow at their first use, so that the package can be imported without them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def spark_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return what pyspark raises for errors of Spark and of its JVM, and others, for ``except`` and ``isinstance``."""
+    """Return the exceptions that pyspark raises for Spark and its JVM, and ``others``, for ``except``."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -33,11 +33,11 @@ class _Module:
         self._name = name
 
     def __reduce__(self) -> tuple[type["_Module"], tuple[str]]:
-        # By its name: what cloudpickle sends to executors may hold a module.
+        # Pickle by name, because what cloudpickle sends to executors may hold a module.
         return _Module, (self._name,)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle ask for them of an object that has no name yet
+        if name.startswith("__"):  # copy and pickle look these up before the object has a name
             raise AttributeError(name)
         with needs("spark"):
             module = import_module(self._name)
@@ -56,4 +56,4 @@ if TYPE_CHECKING:
 else:
     pyarrow, compute = _Module("pyarrow"), _Module("pyarrow.compute")
     sql, types = _Module("pyspark.sql.functions"), _Module("pyspark.sql.types")
-    Column = DataFrame = DataType = SparkContext = SparkSession = StructType = Any  # for annotations alone
+    Column = DataFrame = DataType = SparkContext = SparkSession = StructType = Any  # only for annotations

@@ -1,4 +1,4 @@
-"""Work that is repeated by a thread of its own."""
+"""Repeats work in a separate thread."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,9 +9,9 @@ from txbox.backoff import run_until_return
 
 @contextmanager
 def every(seconds: float, work: Callable[[], object], *, name: str, at_end: bool = False) -> Iterator[None]:
-    """Call work every so many seconds until the block ends, and wait for the last call to end.
+    """Call ``work`` in a thread every ``seconds`` until the block ends, and wait for the last call to end.
 
-    What it raises is logged. ``at_end``: it is called once more when the block has ended.
+    Errors that it raises are logged. With ``at_end``, it is called once more when the block has ended.
     """
     ended = threading.Event()
 

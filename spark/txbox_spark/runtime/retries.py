@@ -1,4 +1,4 @@
-"""Retries while the database cannot be reached: for short transactions of ours that may run twice."""
+"""Retries short transactions that may run twice while the database cannot be reached."""
 
 import logging
 from collections.abc import Callable
@@ -11,24 +11,24 @@ from txbox.backoff import Backoff, retry
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_outage, is_retryable, sqlstate
 
 OUTAGE_ATTEMPTS = 8
-"""With the pauses between, half a minute or more, in which a standby can take over."""
+"""With the pauses in between, this lasts at least half a minute, in which a standby can take over."""
 
 OUTAGE_BACKOFF = Backoff(first_seconds=0.25)
-"""The first pause is short: the first failure empties a pool whose connections are dead."""
+"""The first pause is short, because the first failure empties a pool of dead connections."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether another attempt may succeed: after an outage, a deadlock, a lock that was not available."""
+    """Return whether another attempt may succeed, such as after an outage, a deadlock or a lock timeout."""
     return is_outage(error) or is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
 
 
 def retry_outages(work: Callable[P, R]) -> Callable[P, R]:
-    """Run a function again, after a pause, that has failed because the database could not be reached.
+    """Return a function that runs ``work`` again, after a pause, if the database cannot be reached.
 
-    The answer to a COMMIT may be what was lost; so it must be harmless to run it twice.
+    Running ``work`` twice must be harmless, because only the answer to its COMMIT may have been lost.
     """
 
     @wraps(work)

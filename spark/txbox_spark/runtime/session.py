@@ -1,4 +1,4 @@
-"""Spark sessions that can reach Postgres over JDBC, and that leave a terminal readable."""
+"""Starts Spark sessions that can reach Postgres over JDBC, and that keep a terminal readable."""
 
 import contextlib
 import importlib.util
@@ -26,12 +26,12 @@ JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 """Maven coordinates of the JDBC driver."""
 
 ONLY_TO_COMPILE = "org.checkerframework:checker-qual"
-"""A dependency of the driver that it does not need to run."""
+"""A dependency of the driver that it does not need at run time."""
 
 MAVEN_REPOSITORY = Path("~/.m2/repository").expanduser()
 
 CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""Where pyspark logs pages about every wrong expression."""
+"""Loggers to which pyspark writes pages about every wrong expression."""
 
 
 def require_pyspark() -> None:
@@ -47,20 +47,20 @@ def spark_session(
     jdbc_jar: Path | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Start a Spark session that can reach Postgres, or return the one that runs.
+    """Start a Spark session that can reach Postgres, or return the running one.
 
-    Where Python starts Spark, the JVM's stderr is held back until Spark is up; if Spark does not start, it is a note
-    of the error. From then on only errors are logged, and no progress is shown. With a local master, Spark has no web
-    page, and tasks run in the Python that calls this, unless ``PYSPARK_PYTHON`` names another.
+    If Python starts Spark, the JVM's stderr is held back until Spark is up; if Spark does not start, that output is a
+    note of the error. After that, only errors are logged, and no progress is shown. With a local master, Spark has no
+    web UI, and tasks run in the Python that calls this, unless ``PYSPARK_PYTHON`` names another.
 
-    Under spark-submit, and where a session runs already, the driver cannot be added: see ``require_jdbc_driver``.
+    Under spark-submit, or if a session is already running, it is too late to add the JDBC driver: see
+    ``require_jdbc_driver``.
 
     Args:
         name: the application's name.
         master: such as ``local[2]`` or ``spark://host:7077``; None leaves it to spark-submit, or to Spark's default.
-        jdbc_jar: the JDBC driver as a file; None: from the local Maven repository (``~/.m2``), or else from Maven
-            Central.
-        settings: more of Spark's own settings; they win over ours. Jars and packages are added to ours.
+        jdbc_jar: the file of the JDBC driver. None means the local Maven repository (``~/.m2``), or else Maven Central.
+        settings: more Spark settings, which win over ours. Jars and packages are added to ours.
 
     Raises:
         SparkSetupError: pyspark or a JDK is missing, the JDBC driver cannot be found, or Spark does not start.
@@ -70,7 +70,7 @@ def spark_session(
     from pyspark.sql import SparkSession
 
     asked = _settings(name, master, _driver_settings(jdbc_jar, MAVEN_REPOSITORY), settings or {})
-    # Set by spark-submit; pyspark then joins the JVM that started this Python.
+    # spark-submit sets this; pyspark then joins the JVM that started this Python.
     pysparks: _Handler = None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and SparkContext._gateway is None:  # noqa: SLF001 pyspark has no other way to ask for its JVM
@@ -86,15 +86,15 @@ def spark_session(
 
 
 def require_jdbc_driver(spark: SparkSession) -> None:
-    """Check, before the first use of JDBC, that a session can load the driver of Postgres.
+    """Raise, before the first use of JDBC, unless the session can load the Postgres driver.
 
     Raises:
-        SparkSetupError: it cannot; the message says what to give to spark-submit.
+        SparkSetupError: the driver is missing; the message says what to pass to spark-submit.
     """
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to ask for its JVM
-    # Spark itself looks the driver up in the class loader of the thread.
+    # Spark itself looks the driver up in the thread's class loader.
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     try:
         loader.loadClass(JDBC_DRIVER_CLASS)
@@ -108,26 +108,26 @@ def require_jdbc_driver(spark: SparkSession) -> None:
 
 
 def quiet_pyspark() -> None:
-    """Keep pyspark from logging pages about errors that it also raises."""
+    """Stop pyspark from logging pages about errors that it also raises."""
     from pyspark import accumulators
     from pyspark.logger import PySparkLogger
 
     for name in CONTEXT_LOGGERS:
         PySparkLogger.getLogger(name).setLevel("CRITICAL")
-    # Its server of accumulators prints a traceback when the JVM has died.
+    # Its accumulator server prints a traceback when the JVM has died.
     for server in vars(accumulators).values():
         if isinstance(server, type) and issubclass(server, socketserver.BaseServer):
             server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    # py4j logs a traceback for every Ctrl-C, and for a JVM that has died, some of them by the root logger.
+    # py4j logs a traceback for every Ctrl-C, and for a dead JVM, sometimes through the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: not str(record.msg).endswith(" while sending command."))
     warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process")
 
 
 def mute_jvm() -> None:
-    """Write no more of what the JVM and its tasks say: after a request to end, they complain of what was interrupted.
+    """Drop the further output of the JVM and its tasks: when asked to end, they complain about interrupted work.
 
-    It takes no lock, so a handler of signals may call it.
+    It takes no lock, so a signal handler may call it.
     """
     _HeldStderr.muted = True
 
@@ -135,7 +135,7 @@ def mute_jvm() -> None:
 def _driver_settings(jdbc_jar: Path | None, maven_repository: Path) -> dict[str, str]:
     """Return the settings by which Spark finds the driver.
 
-    A jar in the local Maven repository is named as a file, and not left to spark.jars.packages: where the pom is
+    A jar in the local Maven repository is passed as a file instead of through spark.jars.packages: if the pom is
     missing beside the jar, Ivy asks Maven Central first, and hangs for minutes behind a firewall that drops packets.
     """
     if jdbc_jar is None:
@@ -162,17 +162,17 @@ def _settings(name: str, master: str | None, driver: Mapping[str, str], theirs: 
         ours["spark.master"] = master
         if master.startswith("local"):
             ours["spark.ui.enabled"] = "false"
-    # Lists: a jar of theirs must not push the driver out.
+    # Join lists, so that a jar of theirs does not replace the driver.
     joined = {key: f"{ours[key]}{by}{theirs[key]}" for key, by in _LISTS.items() if key in ours and key in theirs}
     return {**ours, **theirs, **joined}
 
 
 def _start(settings: Mapping[str, str]) -> "_Handler":
-    """Start the JVM and Spark in it; pyspark's builder finds both running.
+    """Start the JVM and Spark in it, so that pyspark's builder finds both running.
 
     Returns:
-        What pyspark does on Ctrl-C, if it has taken that over, to be set when nothing is being set up any more: it asks
-        the JVM to cancel jobs, in the middle of whatever Python asks it at that moment.
+        pyspark's handler for Ctrl-C, if it installed one. Set it once everything is set up, because it asks the JVM to
+        cancel jobs, in the middle of whatever Python is asking the JVM at that moment.
     """
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
@@ -185,15 +185,15 @@ def _start(settings: Mapping[str, str]) -> "_Handler":
     stderr = _HeldStderr()
     launched: Future[Any] | None = None
     try:
-        # Not by the builder: it gives the JVM our stderr, and Ivy, the JVM and log4j write some 50 lines
-        # there that no setting turns off. In another thread: an interruption in the middle would leave a JVM running.
+        # Not through the builder: it gives the JVM our stderr, where Ivy, the JVM and log4j write some 50 lines that
+        # no setting turns off. In another thread, because an interruption halfway would leave a JVM running.
         with _our_python(settings), ThreadPoolExecutor(1) as pool:
             launched = pool.submit(launch_gateway, conf, popen_kwargs={"stderr": stderr.writing})
             gateway = launched.result()
         kill_after_exit(gateway.proc)
         context = SparkContext(conf=conf, gateway=gateway)
         pysparks = signal.getsignal(signal.SIGINT)
-        if pysparks is callers or callers is None:  # as in another thread than the main one
+        if pysparks is callers or callers is None:  # outside the main thread, pyspark installs no handler
             pysparks = None
         else:
             signal.signal(signal.SIGINT, callers)
@@ -205,7 +205,7 @@ def _start(settings: Mapping[str, str]) -> "_Handler":
         text = stderr.read_all()
         raise _not_started(_reason(text), text) from error
     except Py4JError as error:
-        text = str(error)  # asks the JVM
+        text = str(error)  # this asks the JVM, so it must come before the kill
         _kill(gateway)
         remedy = f"; {MORE_MEMORY}" if "INVALID_DRIVER_MEMORY" in text else ""
         raise _not_started(f"{describe_spark_error(text).removesuffix('.')}{remedy}", text) from None
@@ -214,9 +214,9 @@ def _start(settings: Mapping[str, str]) -> "_Handler":
     if not str(context.master).startswith("local"):
         return pysparks
     if "PYSPARK_PYTHON" not in os.environ:
-        # Otherwise tasks run in the first python3 of the PATH, which may be without our packages.
+        # Otherwise tasks run in the first python3 on the PATH, which may lack our packages.
         context.pythonExec = sys.executable
-    # Spark would log pages of Java about a task that fails, with the data in it; the caller gets an error.
+    # Spark would log pages of Java about a failed task, with the data in it. The caller gets an error anyway.
     log4j = gateway.jvm.org.apache.logging.log4j
     for name in _LOG_TASKS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
@@ -225,9 +225,9 @@ def _start(settings: Mapping[str, str]) -> "_Handler":
 
 @contextlib.contextmanager
 def _our_python(settings: Mapping[str, str]) -> Iterator[None]:
-    """Have a JVM that is launched in the block run data sources in this Python: by its environment, as it looks there.
+    """Set ``PYSPARK_PYTHON`` so that a JVM launched in the block runs data sources in this Python.
 
-    On a cluster it would be the executors' Python, too, and their path is another one.
+    On a cluster it is not set, because it would also apply to the executors, whose paths differ.
     """
     local = settings.get("spark.master", "").startswith("local")
     if not local or os.environ.keys() & {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"}:
@@ -254,9 +254,9 @@ def _not_started(why: str, text: str) -> SparkSetupError:
 
 
 class _HeldStderr:
-    """What the JVM writes to stderr: held back at first, written to our stderr from ``release`` on."""
+    """Holds the JVM's stderr back, and writes further output to our stderr after ``release``."""
 
-    muted = False  # of all of them: a process has one JVM
+    muted = False  # on the class, because a process has one JVM
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
@@ -266,18 +266,18 @@ class _HeldStderr:
         self._reader.start()
 
     def release(self) -> None:
-        """Write to our stderr."""
+        """Write what follows to our stderr."""
         self._close()
         self._holding = False
 
     def read_all(self) -> str:
-        """Return the output of a JVM that has ended, or is about to."""
+        """Return the output of a JVM that has ended, or is about to end."""
         self._close()
         self._reader.join(timeout=10)
         return self._held.decode(errors="replace")
 
     def _close(self) -> None:
-        # The JVM has a copy of this end; the reader sees the end when the last one is closed.
+        # The JVM has a copy of this end. The reader sees the end when the last copy is closed.
         if self._open:
             os.close(self.writing)
             self._open = False
@@ -287,16 +287,16 @@ class _HeldStderr:
             if self._holding:
                 self._held += chunk
             else:
-                if self.muted or _OUT_OF_MEMORY_LINE in chunk:  # Python raises it as an error
+                if self.muted or _OUT_OF_MEMORY_LINE in chunk:  # Python raises this as an error
                     continue
-                # Without a stderr the JVM must still not be kept waiting.
+                # Keep reading even if our stderr is closed, so that the JVM does not block.
                 with contextlib.suppress(OSError):
                     os.write(2, chunk)
         os.close(self._reading)
 
 
 def _reason(text: str) -> str:
-    """Return the line of the JVM's output that says why Spark did not start."""
+    """Return why Spark did not start, from the JVM's output."""
     if "unresolved dependency" in text:
         return (
             f"{JDBC_DRIVER} or another package is neither on this machine nor can it be fetched; "
@@ -319,17 +319,17 @@ _LISTS = {
     "spark.jars.excludes": ",",
     "spark.driver.extraJavaOptions": " ",
 }
-"""Settings that are lists, and what stands between two of their elements."""
+"""Settings that are lists, and the separators of their elements."""
 _OUT_OF_MEMORY_LINE = b"Terminating due to java.lang.OutOfMemoryError"
 
 
 def refuse_connect(frame: DataFrame | SparkSession, of: str, instead: str) -> None:
-    """Raise ``InvalidConfiguration`` if a DataFrame, or a session, is one of Spark Connect.
+    """Raise ``InvalidConfiguration`` if a DataFrame or a session belongs to Spark Connect.
 
     Args:
-        frame: the DataFrame, or the session.
-        of: the function that was given it.
-        instead: what does the same over Spark Connect.
+        frame: the DataFrame or the session.
+        of: the function that it was passed to.
+        instead: how to do the same over Spark Connect.
     """
     if type(frame).__module__.startswith("pyspark.sql.connect."):
         raise InvalidConfiguration(
