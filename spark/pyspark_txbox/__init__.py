@@ -1,6 +1,6 @@
-"""The door by which Spark finds format txbox: it looks for ``DefaultSource`` in packages named ``pyspark_…``.
+"""Lets Spark find format txbox: it looks for ``DefaultSource`` in packages named ``pyspark_…``.
 
-Where it does not look, ``spark.dataSource.register(DefaultSource)``.
+If Spark does not find it, call ``spark.dataSource.register(DefaultSource)``.
 """
 
 from txbox_spark.source import TxboxSource as DefaultSource

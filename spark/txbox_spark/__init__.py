@@ -1,4 +1,4 @@
-"""Spark beside the inbox: bulk loads and streams through it, and a look at what is in it.
+"""Uses the inbox from Spark: bulk loads and streams through it, archives, and comparisons with it.
 
 ::
 

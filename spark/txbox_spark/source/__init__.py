@@ -1,4 +1,4 @@
-"""Format txbox of Spark: DataFrames and streams written through the inbox, and tables of txbox read."""
+"""Spark's format txbox: writes DataFrames and streams through the inbox, and reads txbox's tables."""
 
 from txbox.extras import needs
 

@@ -1,4 +1,4 @@
-"""From the Arrow batches that a data source is given to events as they are sent: what ``event_rows`` does in Spark."""
+"""Turns a data source's Arrow batches into events as they are sent, as ``event_rows`` does in Spark."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,32 +18,32 @@ from txbox_spark.source.arrow_text import as_json, literal
 
 @dataclass(frozen=True, slots=True)
 class SentField:
-    """One column that is sent, and where in the source's rows it is."""
+    """A column to send, and where its value is in the source's rows."""
 
     column: EventColumn
-    path: tuple[str, ...]  # of names, from the source's column to a field within it
-    as_json: bool = False  # an array whose declared type is JSON
-    as_it_is: bool = False  # a number, a boolean or a time, which ``csv_lines`` makes text of
-    field: Field | None = None  # the field of an effect; None: a column of the source
+    path: tuple[str, ...]  # names, from the source's column to a field within it
+    as_json: bool = False  # for an array whose declared type is JSON
+    as_it_is: bool = False  # for a number, a boolean or a time, which ``csv_lines`` converts to text
+    field: Field | None = None  # the effect's field; None for a column of the source
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowEvents:
-    """How the rows of one schema become events. It is sent to the executors."""
+    """Turns the rows of one schema into events. It is sent to the executors."""
 
-    source: StructType  # what Spark says of the rows
+    source: StructType  # the schema of the rows
     message_id: str  # the column that is the id
     columns: tuple[EventColumn, ...]  # of ``fresh_event``
-    sent: tuple[SentField, ...]  # those that are sent beside the id
+    sent: tuple[SentField, ...]  # sent besides the id
 
     @classmethod
     def of(
         cls, source: StructType, message_id: str, declared: Mapping[str, str], fields: Mapping[str, Field] | None
     ) -> Self:
-        """Decide how columns are sent, or the fields of an effect.
+        """Decide how the columns, or the fields of an effect, are sent.
 
         Raises:
-            InvalidConfiguration: there is no such column, or one cannot be sent.
+            InvalidConfiguration: a column does not exist, or cannot be sent.
         """
         _refuse_duplicates(source.names)
         plain = _plain_id(source, message_id, declared)
@@ -67,7 +67,7 @@ class ArrowEvents:
         return cls(source, message_id, tuple(columns), tuple(beside))
 
     def batch(self, rows: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
-        """Return rows as ``message_id`` (null if the row is rejected), ``rejected`` (why) and what is sent."""
+        """Return rows with ``message_id`` (null if the row is rejected), ``rejected`` (why) and what is sent."""
         reasons = _Reasons(rows.num_rows)
         readable: dict[str, pyarrow.Array] = {}
         not_utf8 = {}
@@ -122,7 +122,7 @@ class ArrowEvents:
         identity: "pyarrow.StringArray",
         values: "Sequence[pyarrow.Array]",
     ) -> "pyarrow.StringArray":
-        """Return the rejected rows, each a ``RejectedRow`` as JSON without what is null in it; null: loadable."""
+        """Return, for each row, a ``RejectedRow`` as JSON without nulls; null if the row can be loaded."""
         bad = [number for number, one in enumerate(reasons.texts.to_pylist()) if one]
         if not bad:
             return reasons.texts
@@ -148,24 +148,24 @@ class ArrowEvents:
 
 
 def _kept(text: str | None) -> str | None:
-    """Return a text as Postgres can keep it."""
+    """Return a text that Postgres can store: with NUL characters escaped."""
     return None if text is None else text.replace("\0", r"\u0000")
 
 
 class _Reasons:
-    """Why rows cannot be loaded: for each the first reason, and the column that it is about."""
+    """Why rows cannot be loaded: the first reason for each row, and the column that it is about."""
 
     def __init__(self, rows: int) -> None:
         self.texts = pyarrow.nulls(rows, pyarrow.string())
         self.columns = pyarrow.nulls(rows, pyarrow.string())
 
     def add(self, reason: str, rows: "pyarrow.BooleanArray | None", column: str | None = None) -> None:
-        """Give a reason for rows; None: there are none."""
+        """Add a reason for the rows that are true; None means no row."""
         if rows is not None and compute.any(rows).as_py():
             self.add_all(compute.if_else(rows, pyarrow.scalar(reason), pyarrow.scalar(None, pyarrow.string())), column)
 
     def add_all(self, reasons: "pyarrow.StringArray | None", column: str | None) -> None:
-        """Give each row its reason; null: none."""
+        """Add each row's reason, unless it is null or the row has one already."""
         if reasons is not None:
             new = compute.and_(self.texts.is_null(), reasons.is_valid())
             self.columns = compute.if_else(new, pyarrow.scalar(column, pyarrow.string()), self.columns)
@@ -183,7 +183,7 @@ def _refuse_duplicates(names: Iterable[str]) -> None:
 
 
 def _plain_id(source: StructType, message_id: str, declared: Mapping[str, str]) -> bool:
-    """Whether the id's column is the id as it is, so that it need not be sent twice."""
+    """Return whether the id's column is the id unchanged, so that it need not be sent twice."""
     if message_id not in source.names:
         raise InvalidConfiguration(
             f"message_id {message_id!r} is no column of the events ({', '.join(source.names[:20])}); a data source "
@@ -219,7 +219,7 @@ def _field(source: StructType, name: str, one: Field, number: int) -> SentField:
                 type_ = type_.valueType
             case _:
                 raise InvalidConfiguration(f"field {name}: there is no {member} in {type_.simpleString()} of {first}")
-    column_type(name, type_, None)  # refuses what has no counterpart
+    column_type(name, type_, None)  # raises if the type has no counterpart
     json_array = one.of.kind == "jsonb" and isinstance(type_, types.ArrayType)
     return SentField(EventColumn(name, f"c{number}", one.of.name), path, as_json=json_array, field=one)
 
@@ -234,7 +234,7 @@ def _unfit(name: str, one: Field, texts: "pyarrow.StringArray") -> "pyarrow.Stri
 
 
 def _not_utf8(array: "pyarrow.Array") -> "pyarrow.BooleanArray | None":
-    """Whether any text in a value is not UTF-8; None: none is. Spark keeps such bytes."""
+    """Return whether any text in each value is invalid UTF-8; None if all are valid. Spark keeps such bytes."""
     if _is_valid(array):
         return None
     return pyarrow.array([not _is_valid(array.take(pyarrow.array([row]))) for row in range(len(array))])
@@ -249,15 +249,15 @@ def _is_valid(array: "pyarrow.Array") -> bool:
 
 
 def _without(array: "pyarrow.Array", rows: "pyarrow.BooleanArray") -> "pyarrow.Array":
-    """Return an array in which these rows are null."""
+    """Return the array with these rows set to null."""
     kept: Sequence[int | None] = [None if out else row for row, out in enumerate(rows.to_pylist())]
     return array.take(pyarrow.array(kept, pyarrow.int64()))
 
 
 def _holds_nul(texts: "pyarrow.StringArray", postgres_type: str) -> "pyarrow.BooleanArray":
-    """Whether a text holds the NUL character, which Postgres's text cannot; nor can jsonb as ``\\u0000``."""
+    """Return whether a text holds a NUL character; Postgres refuses it in text, and as ``\\u0000`` in jsonb."""
     raw = compute.match_substring(texts, "\0")
     if postgres_type.lower() != "jsonb" or not compute.any(compute.match_substring(texts, r"\u0000")).as_py():
         return raw
-    # With another backslash before it, it is six characters of text.
+    # After another backslash, \u0000 is just six characters of text.
     return compute.or_(raw, compute.match_substring_regex(texts, r"(^|[^\\])(\\\\)*\\u0000"))

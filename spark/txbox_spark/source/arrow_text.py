@@ -1,7 +1,7 @@
-"""Arrow's values as text that Postgres reads back as the same value: what ``columns`` does by Spark's expressions.
+"""Writes Arrow's values as text that Postgres parses as the same value; ``columns`` does it with Spark's expressions.
 
-A Python data source is given Arrow batches, and has no expressions of Spark. So literals of arrays, and JSON of structs
-and maps, are made here, a column at a time, and come out as those of the other roads do.
+A Python data source receives Arrow batches, and cannot use Spark's expressions. So array literals, and JSON of structs
+and maps, are built here, a column at a time, with the same result as Spark's expressions.
 """
 
 import base64
@@ -13,7 +13,7 @@ from txbox_spark.runtime.lazy_imports import DataType, compute, pyarrow, types
 
 
 def literal(array: "pyarrow.Array", type_: DataType) -> "pyarrow.StringArray":
-    """Return values of a type of Spark as text that Postgres reads as the type's counterpart; of a text, the text."""
+    """Return values of a Spark type as text that Postgres parses as the type's counterpart; a text stays as it is."""
     match type_:
         case types.StructType() | types.MapType() | types.VariantType():
             return as_json(array, type_)
@@ -37,7 +37,7 @@ def literal(array: "pyarrow.Array", type_: DataType) -> "pyarrow.StringArray":
 
 
 def as_json(array: "pyarrow.Array", type_: DataType) -> "pyarrow.StringArray":
-    """Return values of a type of Spark as JSON in which nothing is left out: no null, and no microsecond."""
+    """Return values of a Spark type as JSON that keeps nulls and microseconds."""
     match type_:
         case types.StructType():
             parts: list[pyarrow.Array | str] = ["{"]
@@ -61,7 +61,7 @@ def as_json(array: "pyarrow.Array", type_: DataType) -> "pyarrow.StringArray":
         case types.TimestampNTZType():
             return _joined('"', compute.replace_substring(_clock(array), " ", "T"), '"')
         case types.FloatType() | types.DoubleType():
-            # Java writes a whole number of eight digits with an exponent; as jsonb, it has no fraction.
+            # Java writes a whole number of eight digits with an exponent, and as jsonb that has no fraction.
             words = _spelled(array.cast(pyarrow.string()), r"^(-?\d{1,7})$")
             strange = compute.match_substring_regex(words, "[Ny]").fill_null(False)
             return compute.if_else(strange, _joined('"', words, '"'), words)
@@ -71,31 +71,31 @@ def as_json(array: "pyarrow.Array", type_: DataType) -> "pyarrow.StringArray":
 
 
 def _holds_json(type_: DataType) -> bool:
-    """Whether an array is of what becomes JSON, at whatever depth."""
+    """Return whether the elements of an array become JSON, at any depth."""
     while isinstance(type_, types.ArrayType):
         type_ = type_.elementType
     return isinstance(type_, types.StructType | types.MapType | types.VariantType)
 
 
 def _clock(array: "pyarrow.Array") -> "pyarrow.StringArray":
-    """Return times without their zone; of moments, those of UTC."""
+    """Return times as text without a zone; times with a zone are in UTC."""
     return array.cast(pyarrow.int64()).cast(pyarrow.timestamp(array.type.unit)).cast(pyarrow.string())
 
 
 def _without_zeros(words: "pyarrow.StringArray") -> "pyarrow.StringArray":
-    """Return times as Spark writes them: without zeros at the end of a fraction."""
+    """Return times as Spark writes them, without trailing zeros in a fraction."""
     words = compute.replace_substring_regex(words, r"\.0+$", "")
     return compute.replace_substring_regex(words, r"(\.\d*[1-9])0+$", r"\1")
 
 
 def _spelled(words: "pyarrow.StringArray", whole: str) -> "pyarrow.StringArray":
-    """Return floating-point numbers as Java spells them; ``whole`` matches those that get a fraction."""
+    """Return floating-point numbers as Java writes them; ``whole`` matches those that get a fraction."""
     words = compute.replace_substring_regex(words, whole, r"\1.0")
     return compute.replace_substring(compute.replace_substring(words, "nan", "NaN"), "inf", "Infinity")
 
 
 def _variant(value: object) -> str:
-    """Return a value of a variant as JSON. pyspark's own leaves zeros at the end of decimals; Spark does not."""
+    """Return a variant's value as JSON. Unlike Spark, pyspark's own function keeps trailing zeros of decimals."""
     match value:
         case dict():
             members = (f"{json.dumps(name, ensure_ascii=False)}:{_variant(one)}" for name, one in value.items())
@@ -112,7 +112,7 @@ def _variant(value: object) -> str:
 
 
 def _quoted(words: "pyarrow.StringArray") -> "pyarrow.StringArray":
-    """Return texts as strings of JSON."""
+    """Return texts as JSON strings."""
     if compute.any(compute.match_substring_regex(words, r"[\x00-\x1f]")).as_py():
         return _each(words, lambda word: json.dumps(word, ensure_ascii=False))
     return _joined('"', _escaped(words), '"')
@@ -130,13 +130,13 @@ def _joined(*parts: "pyarrow.StringArray | str") -> "pyarrow.StringArray":
 def _lists(
     array: "pyarrow.Array", offsets: "pyarrow.Array", texts: "pyarrow.StringArray", begin: str, end: str
 ) -> "pyarrow.StringArray":
-    """Return the texts of the elements of each list, with commas between."""
+    """Return each list as the texts of its elements, separated by commas, between ``begin`` and ``end``."""
     joined = compute.binary_join(pyarrow.ListArray.from_arrays(offsets, texts), ",")
     return _where(array.is_valid(), _joined(begin, joined, end), len(array))
 
 
 def _where(valid: "pyarrow.BooleanArray", words: "pyarrow.StringArray", length: int) -> "pyarrow.StringArray":
-    # Of parts that are all scalars, such as those of a struct without fields, Arrow makes a scalar.
+    # If all parts are scalars, as for a struct without fields, Arrow returns a scalar.
     if isinstance(words, pyarrow.Scalar):
         words = pyarrow.array([words.as_py()] * length, pyarrow.string())
     return compute.if_else(valid, words, pyarrow.scalar(None, pyarrow.string()))

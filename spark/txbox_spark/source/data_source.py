@@ -6,7 +6,7 @@
     options, schema ── writer: run id ──────▶ task: rows ── pieces ── Postgres ──▶ commit: the run is finished
                                               (again, after a failure)             abort: the run has failed
 
-It is a Python data source (``pyspark.sql.datasource``), which Spark runs in Python processes of its own.
+It is a Python data source (``pyspark.sql.datasource``), which Spark runs in separate Python processes.
 """
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
@@ -21,7 +21,7 @@ NOT_READ, NOT_WRITTEN = "nothing can be read", "nothing can be written"
 
 
 class TxboxSource(DataSource):
-    """Writes events through the inbox, and reads tables of txbox."""
+    """Writes events through the inbox, and reads txbox's tables."""
 
     @classmethod
     def name(cls) -> str:
@@ -29,17 +29,17 @@ class TxboxSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the columns of the table that is read."""
+        """Return the columns of the table to read, as Spark DDL."""
         with explained(NOT_READ):
             return SOURCE_TABLES[read_options(self.options, tuple(SOURCE_TABLES)).table].columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads a table."""
+        """Return the reader of a table."""
         with explained(NOT_READ):
             return TableReader(read_options(self.options, tuple(SOURCE_TABLES)), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> InboxWriter:
-        """Return what writes a DataFrame."""
+        """Return the writer of a DataFrame."""
         _refuse_overwrite(overwrite, "mode('append')")
         with explained(NOT_WRITTEN):
             writer = InboxWriter(write_options(self.options), schema)
@@ -47,7 +47,7 @@ class TxboxSource(DataSource):
             return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> InboxStreamWriter:  # noqa: N802 - Spark's name
-        """Return what writes a batch of a stream."""
+        """Return the writer of a stream's batch."""
         _refuse_overwrite(overwrite, "outputMode('append')")
         with explained(NOT_WRITTEN):
             return InboxStreamWriter(write_options(self.options), schema)

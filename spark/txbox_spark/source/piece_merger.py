@@ -1,4 +1,4 @@
-"""What a task of a write does: it cuts its rows into pieces, and merges each in one transaction.
+"""Does a task's part of a write: cuts its rows into pieces, and merges each piece in one transaction.
 
 ::
 
@@ -7,16 +7,16 @@
                                                           ├─ merge_chunk: inbox, effect, ledger
                                                           └─ COMMIT
 
-Partitions are Spark's, not ranges of ids, so pieces of two tasks may have the same events; the primary key of the inbox
-decides. Nothing waits in a circle, by the order in which every piece locks:
+Spark chooses the partitions, and they are not ranges of ids, so pieces of two tasks may have the same events. The
+primary key of the inbox decides. Nothing waits in a circle, because every piece locks in the same order:
 
-1. its row in the ledger, which no other transaction wants: each piece of each attempt has a number of its own;
+1. its row in the ledger, which no other transaction wants: each piece of each attempt has its own number;
 2. inbox rows, in the order of their ids, as all pieces, chunks and workers do;
-3. the subscriber's effects, by ``merge_chunk``: a piece that has that lock wants no inbox row any more. If it has to
-   begin again, it gives both back first.
+3. the subscriber's effects, in ``merge_chunk``: a piece that has this lock needs no more inbox rows. If it has to start
+   again, it releases both first.
 
-Spark may run a task twice, one after the other or at the same time. That is a redelivery: no piece is left out because
-another attempt has merged one like it.
+Spark may run a task twice, in turn or at the same time. That is a redelivery: no piece is skipped because another
+attempt has merged the same rows.
 """
 
 import secrets
@@ -47,36 +47,36 @@ from txbox_spark.source.arrow_events import ArrowEvents
 from txbox_spark.source.run_ledger import RunLedger, WriteFailed
 
 FIRST_ROWS = 10_000
-"""Rows of a task's first piece; those that follow are larger while their locks are not held for too long."""
+"""Rows of a task's first piece. Later pieces are larger, as long as they do not hold their locks too long."""
 
 PIECE_ROWS = 200_000
-"""Rows of a piece at most."""
+"""How many rows a piece has at most."""
 
 PIECE_BYTES = 32 << 20
-"""How much of Arrow a piece has at most, about: a task holds it several times."""
+"""About how many bytes of Arrow data a piece has at most; a task holds several copies of it."""
 
 LOWEST_NUMBER = 1 << 24
-"""Of the numbers that tasks choose; the final ones are lower."""
+"""The lowest number that a task chooses for a piece; the final numbers are lower."""
 
 
 @dataclass(frozen=True, slots=True)
 class PieceMerger:
     """Merges the rows of one task. It is sent to the executors, so it holds only values."""
 
-    url: str = field(repr=False)  # of the database, as SQLAlchemy has it
-    plan: MergePlan  # of the run
-    events: ArrowEvents  # how rows become events
-    source: str  # what the ledger says is loaded
-    fails_on_rejected: bool  # a piece with rows that cannot be loaded is not merged, and ends the write
-    checkpoint: str | None = None  # of a stream, if it is known
+    url: str = field(repr=False)  # the database's, as SQLAlchemy writes it
+    plan: MergePlan
+    events: ArrowEvents
+    source: str  # in the ledger
+    fails_on_rejected: bool  # whether a piece with rows that cannot be loaded ends the write instead of being merged
+    checkpoint: str | None = None  # of a stream, if known
 
     def merge(self, batches: "Iterator[pyarrow.RecordBatch]") -> tuple[int, ...]:
         """Merge the rows of one attempt at a task, and return the numbers of its pieces in the ledger.
 
         Raises:
-            WriteFailed: a piece cannot be merged; what was merged before it stays.
+            WriteFailed: a piece cannot be merged. The pieces merged before it stay.
         """
-        # A session for each piece: what the caller's statements leave in one must not reach the next piece.
+        # Each piece has its own session, so that nothing the caller's statements leave in one reaches the next piece.
         engine = guard(open_engine(self.url, poolclass=NullPool))
         sizer = MergeSizer(self.plan.lock_seconds, PIECE_ROWS // FIRST_ROWS)
         ledger = RunLedger(engine, self.plan, self.source, self.checkpoint)
@@ -84,16 +84,16 @@ class PieceMerger:
         numbers = []
         for piece in self._pieces(batches, sizer):
             numbers.append(self._retried(engine, ledger, piece, sizer))
-            ledger.begin()  # it is being worked on
+            ledger.begin()  # records that the run is being worked on
         return tuple(numbers)
 
     def _pieces(self, batches: "Iterator[pyarrow.RecordBatch]", sizer: MergeSizer) -> "Iterator[pyarrow.Table]":
-        """Cut rows into pieces, each sorted by message id, the rejected rows last."""
+        """Yield the rows in pieces, each sorted by message id, rejected rows last."""
         held: list[pyarrow.RecordBatch] = []
         rows = size = 0
         for batch in batches:
             for begin in range(0, batch.num_rows, FIRST_ROWS):
-                # As arrays of their own: what a slice has before it would be converted, too.
+                # Copy the slice, because otherwise the rows before it would be converted, too.
                 part = batch.slice(begin, FIRST_ROWS)
                 if part.num_rows < batch.num_rows:
                     part = part.take(pyarrow.array(range(part.num_rows)))
@@ -108,7 +108,7 @@ class PieceMerger:
             yield pyarrow.Table.from_batches(held).sort_by(MESSAGE_ID)
 
     def _retried(self, engine: Engine, ledger: RunLedger, piece: "pyarrow.Table", sizer: MergeSizer) -> int:
-        """Merge a piece, again after an outage, a deadlock, or a lock that was not available; return its number."""
+        """Merge a piece, and retry after an outage, a deadlock or a lock timeout; return its number."""
         number = LOWEST_NUMBER + secrets.randbelow((1 << 31) - LOWEST_NUMBER)
         try:
             if self.fails_on_rejected:
@@ -125,7 +125,7 @@ class PieceMerger:
             failed = FailedChunk.of(number, error)
             if not failed.transient:
                 ledger.record_failure(failed.error)
-            # Not with its cause, which may quote values.
+            # Drop the cause, because it may quote values.
             raise WriteFailed(failed.error) from None
         return number
 
@@ -134,7 +134,7 @@ class PieceMerger:
             claimed = begin_chunk(connection, self.plan, number)
             ledger.refuse_ended(connection)
             if not claimed:
-                return  # by this attempt: it has committed, and the answer was lost
+                return  # this attempt has committed, but the answer was lost
             connection.exec_driver_sql(create_fresh(self.plan.columns))
             counts = copy_events(connection, self.plan, number, self.plan.columns, iter(piece.to_batches()))
             connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
@@ -144,7 +144,7 @@ class PieceMerger:
 
 
 def _id_range(piece: "pyarrow.Table") -> tuple[str, str | None]:
-    """Return the first id of a piece, and the first possible one beyond its last: NUL is in none."""
+    """Return the first id of a piece, and the first possible id beyond its last; no id contains NUL."""
     ids = piece.column(MESSAGE_ID)
     valid = len(ids) - ids.null_count
     return (ids[0].as_py(), ids[valid - 1].as_py() + "\x01") if valid else ("", "")

@@ -1,13 +1,13 @@
-"""The run of one write in the ledger of bulk loads.
+"""Keeps the run of one write in the ledger of bulk loads.
 
 ::
 
     begin (each task) ──▶ pieces, by tasks that Spark may run twice ──┬──▶ finish (commit)
                                                                       └──▶ abort
 
-A piece of a task that is run again is another row of the ledger, and goes through the inbox as any other redelivery.
-Spark says at the end which attempts count. Of the others only the events that they applied do: they are moved to the
-pieces that count, to which they were already processed. So a run adds up, whatever was run twice.
+If a task runs again, its pieces are new rows of the ledger, and go through the inbox like any redelivery. At the end,
+Spark says which attempts count. Of the other attempts, only the events that they applied count: they are added to the
+pieces that count, for which these events were already processed. So a run's counts add up, whatever ran twice.
 """
 
 import hashlib
@@ -30,25 +30,23 @@ from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.retries import retry_outages
 
 FRAME, STREAM = f"a DataFrame, {BY_FORMAT}", f"a stream, {BY_FORMAT}"
-"""What the ledger says is loaded."""
+"""The sources of such runs in the ledger."""
 
 
 def digest_of(checkpoint: str | None) -> bytes:
-    """Return the digest of the runs of a query, by its checkpoint; None: of any other write.
+    """Return the digest of a query's runs, by its checkpoint; for None, that of all other writes.
 
-    No bulk load has it, so none resumes such a run.
+    No bulk load has such a digest, so none can resume such a run.
     """
     name = b"format txbox" if checkpoint is None else b"format txbox\0" + checkpoint.encode()
     return hashlib.sha256(name).digest()
 
 
 class WriteFailed(TxboxError):
-    """A write of format txbox has failed. What has committed stays; to write again applies the rest."""
+    """A write of format txbox failed. What has committed stays; writing again applies the rest."""
 
 
 class RunStatements(SqlFile, file="run_ledger.sql"):
-    """The statements of run_ledger.sql, for the tables of one schema, under one prefix."""
-
     begin_run: str
     ended: str
     abort_run: str
@@ -62,12 +60,12 @@ class RunStatements(SqlFile, file="run_ledger.sql"):
 
 @dataclass(frozen=True, slots=True)
 class RunLedger:
-    """The run of one write. Every method but ``refuse_ended`` is a transaction of its own, and may run twice."""
+    """The run of one write. Every method except ``refuse_ended`` is its own transaction, and may run twice."""
 
     engine: Engine
     plan: MergePlan
     source: str  # FRAME or STREAM
-    checkpoint: str | None = None  # of a stream, if it is known
+    checkpoint: str | None = None  # of a stream, if known
 
     @property
     def _sql(self) -> RunStatements:
@@ -78,7 +76,7 @@ class RunLedger:
         return LoadLedger(self.engine, self.plan.schema, self.plan.prefix)
 
     def check(self) -> None:
-        """Raise ``SchemaMissing`` if the tables of the inbox or of the ledger do not exist."""
+        """Raise ``SchemaMissing`` unless the tables of the inbox and the ledger exist."""
         self._loads.check()
 
     def begin(self) -> None:
@@ -89,7 +87,7 @@ class RunLedger:
         self._execute(self._sql.begin_run, values)
 
     def refuse_ended(self, connection: Connection) -> None:
-        """Raise ``WriteFailed`` if the run has ended, in a transaction that has its lock."""
+        """Raise ``WriteFailed`` if the run has ended; the connection's transaction must have the run's lock."""
         ended = connection.exec_driver_sql(self._sql.ended, {"run_id": self.plan.run_id}).first()
         if ended is not None and ended.error is not None:
             raise WriteFailed(ended.error)
@@ -97,25 +95,25 @@ class RunLedger:
             raise WriteFailed("the write has ended, and this task is of no use any more")
 
     def record_failure(self, error: str) -> None:
-        """Record why a piece cannot be merged: other tasks end, too."""
+        """Record why a piece cannot be merged, which also ends the other tasks."""
         self._loads.record_failure(self.plan.run_id, error)
 
     def abort(self, error: str) -> None:
-        """Record that the write has ended without success."""
+        """Record that the write has failed."""
         self.begin()
         self._execute(self._sql.abort_run, {"run_id": self.plan.run_id, "error": error})
 
     def abort_batch(self, error: str) -> None:
-        """Record that a batch of the stream has ended without success, if none of its tasks tells its run.
+        """Record that the stream's open batch has failed, even if none of its tasks returned the run's id.
 
-        It is found by the checkpoint: a query runs one batch at a time.
+        The batch is found by the checkpoint, because a query runs one batch at a time.
         """
         if self.checkpoint is not None:
             query = {"subscriber_id": self.plan.subscriber_id, "digest": digest_of(self.checkpoint)}
             self._execute(self._sql.abort_batch, {**query, "error": error})
 
     def finish(self, pieces: Collection[int]) -> BulkLoadReport:
-        """Record that the write has ended, of which these pieces count, and return the report."""
+        """Record that the write has succeeded with these pieces, and return the report."""
         self.begin()
         self._settle(pieces)
         plan, totals = self.plan, self._loads.totals(self.plan.run_id)
@@ -143,9 +141,9 @@ class RunLedger:
         )
 
     def forget_batches(self) -> None:
-        """Forget the batches of streams of the subscriber but this one.
+        """Forget the other batches of the subscriber's streams, unless they may still be worked on.
 
-        Of its own query, those too that were left open: a query runs one batch at a time.
+        Open batches of the same query are forgotten, too, because a query runs one batch at a time.
         """
         values = {
             "run_id": self.plan.run_id,
@@ -163,7 +161,7 @@ class RunLedger:
             locked = {"stalled": self.plan.stalled, "run_lock": run_lock(self.plan.run_id)}
             connection.exec_driver_sql(self._sql.lock_run, locked)
             if connection.exec_driver_sql(self._sql.ended, run).one().finished:
-                return  # the answer to an earlier COMMIT was lost
+                return  # an earlier COMMIT succeeded, but its answer was lost
             lost = connection.exec_driver_sql(self._sql.drop_lost_pieces, {**run, "pieces": list(pieces)}).scalar_one()
             connection.exec_driver_sql(self._sql.settle_pieces, {**run, "lost": lost})
             remarks = LedgerStatements.load(self.plan.schema, self.plan.prefix).remarks

@@ -1,4 +1,4 @@
-"""The options of format txbox: texts, as Spark gives them to a data source, read and validated."""
+"""Parses and validates the options of format txbox, which Spark passes to a data source as texts."""
 
 import os
 import re
@@ -21,51 +21,51 @@ from txbox_spark.merging.merge_plan import FailedChunk
 from txbox_spark.options import Apply, ValidLoadOptions, text_options
 
 FORMAT = "txbox"
-"""The name of the format, and of what errors are about."""
+"""The name of the format, also in errors."""
 
 COUNT, FAIL = ON_REJECTED = ("count", "fail")
-"""What becomes of a write with rows that cannot be loaded."""
+"""What to do with rows that cannot be loaded: count them, or fail the write."""
 
 _OF_LOAD = (
     "schema", "prefix", "force", "sent_at", "apply_expired", "lock_seconds", "stalled_seconds", "effects_seconds",
 )  # fmt: skip
-"""Those that are as for a bulk load."""
+"""Options with the same meaning as for a bulk load."""
 
 WRITE_OPTIONS = ("url", "subscriber", "message_id", "apply", "fields", "types", "on_rejected", *_OF_LOAD)
 READ_OPTIONS = ("url", "table", "subscriber", "schema", "prefix", "partitions")
 
 CHECKPOINT = "checkpointlocation"
 OF_STREAMS = (CHECKPOINT, "queryname")
-"""Options of Spark itself, which every sink of a stream is given, too."""
+"""Spark's own options, which it also passes to every streaming sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write is to do."""
+    """The valid options of a write."""
 
     load: ValidLoadOptions
-    fails_on_rejected: bool  # rows that cannot be loaded end the write
+    fails_on_rejected: bool  # whether rows that cannot be loaded end the write
     checkpoint: str | None = None
-    """Where a stream keeps how far it is, if that is an option of it, as no other stream has it."""
+    """The stream's checkpoint, which no other stream has; None if it is not among the options."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read is to give."""
+    """The valid options of a read."""
 
     database: URL
     table: str
-    subscriber_id: str | None  # of the rows; None: of all
+    subscriber_id: str | None  # None means all subscribers
     schema: str | None
     prefix: str
-    partitions: int | None  # how many tasks read; None: by the size
+    partitions: int | None  # how many tasks read; None means that the table's size decides
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Read the options of a write.
+    """Return the options of a write.
 
     Raises:
-        InvalidConfiguration: one is unknown or missing, or cannot work.
+        InvalidConfiguration: an option is unknown, missing or invalid.
     """
     options = _known(given, WRITE_OPTIONS, "write")
     for name in ("url", "subscriber", "message_id", "apply"):
@@ -89,10 +89,10 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def read_options(given: Mapping[str, str], tables: tuple[str, ...]) -> ReadOptions:
-    """Read the options of a read of one of these tables.
+    """Return the options for reading one of ``tables``.
 
     Raises:
-        InvalidConfiguration: one is unknown or missing, or cannot work.
+        InvalidConfiguration: an option is unknown, missing or invalid.
     """
     options = _known(given, READ_OPTIONS, "read")
     table = options.get("table")
@@ -105,14 +105,14 @@ def read_options(given: Mapping[str, str], tables: tuple[str, ...]) -> ReadOptio
         raise InvalidConfiguration(f"format {FORMAT}: partitions must be at least 1, not {partitions}")
     subscriber = options.get("subscriber")
     if subscriber is not None:
-        Inbox(subscriber)  # refuses a name that cannot be kept
+        Inbox(subscriber)  # raises if the name is invalid
     return ReadOptions(
         database_url(options["url"]), table, subscriber, options.get("schema"), options.get("prefix", ""), partitions
     )
 
 
 def _known(given: Mapping[str, str], known: tuple[str, ...], verb: str) -> dict[str, str]:
-    """Return options by their names; Spark has them in lower case, or as they were written."""
+    """Return the options by their names in lower case; Spark passes them in lower case, or as written."""
     options = {name.lower(): value for name, value in given.items() if name.lower() not in OF_STREAMS}
     for name in options:
         if name not in known:
@@ -125,7 +125,7 @@ def _known(given: Mapping[str, str], known: tuple[str, ...], verb: str) -> dict[
 
 
 def _effect(apply: str, fields: str | None) -> Apply:
-    """Return the effect: a file's or the option's own statements, or a function that the executors import."""
+    """Return the effect: statements from a file or from the option itself, or a function that the executors import."""
     if _FUNCTION.fullmatch(apply.strip()):
         if fields is not None:
             raise InvalidConfiguration(f"format {FORMAT}: fields are of statements, and apply names a function")
@@ -155,7 +155,7 @@ def _function(module: str, name: str) -> Callable[..., object]:
 
 
 def _place(checkpoint: str) -> str:
-    """Return a checkpoint's place, with the name of this machine if it may be one of its own files."""
+    """Return a checkpoint's location, with this machine's name if it may be a local file."""
     scheme, colon, path = checkpoint.partition(":")
     if colon and scheme != "file":
         return checkpoint
@@ -163,7 +163,7 @@ def _place(checkpoint: str) -> str:
 
 
 def _types(text: str) -> dict[str, str]:
-    """Read ``order_id=uuid, price=numeric(12,2)``: a comma within parentheses is the type's own."""
+    """Parse ``order_id=uuid, price=numeric(12,2)``; a comma within parentheses belongs to the type."""
     types = {}
     for part in re.split(r",(?![^(]*\))", text):
         name, equals, type_ = part.partition("=")
@@ -174,7 +174,7 @@ def _types(text: str) -> dict[str, str]:
 
 
 def _read(name: str, value: str, kind: type[Any]) -> Any:
-    """Return an option's value as what it is: text, a flag or a number."""
+    """Return an option's value as its type: a text, a flag or a number."""
     if kind is bool:
         if value.lower() not in ("true", "false"):
             raise InvalidConfiguration(f"format {FORMAT}: {name} is true or false, not {value!r}")
@@ -191,11 +191,9 @@ _FILE = re.compile(r"[^\n;]+\.sql")
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise errors in one line, without their causes, which may quote values, a statement, or parts of a URL.
+    """Raise the block's errors as one line, without their causes, which may quote values, statements or parts of URLs.
 
-    Spark shows whole tracebacks, with every cause.
-
-    ``what`` says what cannot be done, if it is Postgres that says why.
+    Spark shows whole tracebacks, with every cause. ``what`` says what failed, for errors of Postgres.
     """
     try:
         yield

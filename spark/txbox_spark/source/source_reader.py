@@ -1,4 +1,4 @@
-"""The tables that format txbox reads, and its reader: each stretch by a task, in batches of a bounded size."""
+"""The tables that format txbox reads, and its reader: each task reads one range, in batches of a bounded size."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +18,6 @@ from txbox_spark.source.source_options import ReadOptions, explained
 
 
 class SourceStatements(SqlFile, file="source_reader.sql"):
-    """The statements of source_reader.sql, for the tables of one schema, under one prefix."""
-
     prepare_read: str
     size: str
     cut_inbox: str
@@ -35,19 +33,17 @@ class SourceStatements(SqlFile, file="source_reader.sql"):
 class SourceTable:
     """A table that can be read."""
 
-    name: str  # in Postgres, without prefix
-    columns: str  # in Spark's words
-    rows: int  # how many a task holds at a time: fewer where there are bodies
+    name: str  # in Postgres, without the prefix
+    columns: str  # as Spark DDL
+    rows: int  # how many a task holds at a time: fewer if they have bodies
     has_subscriber: bool = True
-    in_parts: bool = True  # several tasks may read it
+    in_parts: bool = True  # whether several tasks may read it
 
     @property
     def names(self) -> list[str]:
-        """The names of its columns."""
         return [column.split()[0] for column in self.columns.split(", ")]
 
     def arrow_schema(self) -> "pyarrow.Schema":
-        """Return its columns for Arrow."""
         kinds = {
             "string": pyarrow.string(),
             "bigint": pyarrow.int64(),
@@ -88,21 +84,21 @@ SOURCE_TABLES = {
         in_parts=False,
     ),
 }
-"""By what ``option("table", …)`` says."""
+"""By the value of ``option("table", …)``."""
 
 Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class KeyRange(InputPartition):
-    """The rows that one task reads: from the first key up to the one beyond; None: there is no such end."""
+    """The rows that one task reads: from the key ``first`` up to, but without, ``beyond``; None means no bound."""
 
     first: Key | None
     beyond: Key | None
 
 
 class TableReader(DataSourceReader):
-    """Reads a table. Every task has a transaction of its own, so rows that come meanwhile may be in or not."""
+    """Reads a table. Every task has its own transaction, so rows that arrive meanwhile may be included or not."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._table: SourceTable = SOURCE_TABLES[options.table]
@@ -114,7 +110,7 @@ class TableReader(DataSourceReader):
         self._url = options.database.render_as_string(hide_password=False)
 
     def partitions(self) -> list[InputPartition]:
-        """Cut the table into stretches, evenly by a sample."""
+        """Return ranges that cut the table evenly, by a sample."""
         with explained(f"table {self._options.table} cannot be read"), short_transaction(self._engine()) as connection:
             check_table(connection, getattr(self._sql.tables, self._table.name))
             if not self._table.in_parts:
@@ -134,8 +130,8 @@ class TableReader(DataSourceReader):
         return [KeyRange(first, beyond) for first, beyond in zip([None, *bounds], [*bounds, None], strict=True)]
 
     def read(self, partition: InputPartition) -> "Iterator[pyarrow.RecordBatch]":
-        """Give the rows of a stretch, in batches."""
-        assert isinstance(partition, KeyRange)  # noqa: S101 - it is one of ours
+        """Yield the rows of a range in batches."""
+        assert isinstance(partition, KeyRange)  # noqa: S101 - Spark passes one that we made
         arrow = self._table.arrow_schema()
         values: dict[str, Any] = {"subscriber_id": self._options.subscriber_id}
         for name, key in (("first", partition.first), ("beyond", partition.beyond)):

@@ -1,7 +1,8 @@
-"""The writers of format txbox: what Spark has a driver and its tasks do for a batch, and for each batch of a stream.
+"""The writers of format txbox, for a DataFrame and for each batch of a stream.
 
-Spark makes one for a batch, sends it to the tasks, and has it commit or abort. Of a stream it makes one for the tasks
-of a batch, and another one to commit; so the run's id comes back with the pieces.
+For a DataFrame, Spark creates one writer, sends it to the tasks, and calls its commit or abort. For a batch of a
+stream, it creates one writer for the tasks, and another one to commit. So the tasks return the run's id with their
+pieces.
 """
 
 import logging
@@ -34,14 +35,14 @@ ABORTED = (
 
 @dataclass(frozen=True, slots=True)
 class MergedPieces(WriterCommitMessage):
-    """What an attempt at a task has merged."""
+    """What one attempt at a task has merged."""
 
     run_id: str
     numbers: tuple[int, ...]  # of its pieces in the ledger
 
 
 class InboxWriter(DataSourceArrowWriter):
-    """Writes a DataFrame: every event is applied once."""
+    """Writes a DataFrame, and applies every event once."""
 
     def __init__(self, options: WriteOptions, schema: StructType, source: str = FRAME) -> None:
         load = options.load
@@ -64,16 +65,15 @@ class InboxWriter(DataSourceArrowWriter):
         return MergedPieces(self._task.plan.run_id, self._task.merge(iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Record that the write has ended."""
+        """Record that the write has succeeded, and log its report."""
         self._finish(self._ledger(), messages, "a DataFrame")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark gives it
-        """Record that the write has failed."""
         with explained("the failure cannot be recorded"):
             self._ledger().abort(ABORTED)
 
     def warn_of_new_subscriber(self) -> None:
-        """Log a warning if the inbox has no id of the subscriber."""
+        """Log a warning if the inbox has no id of the subscriber, but ids of others."""
         plan = self._task.plan
         warn_of_new_subscriber(self._ledger().engine, plan.schema, plan.prefix, plan.subscriber_id)
 
@@ -91,13 +91,13 @@ class InboxWriter(DataSourceArrowWriter):
 
 
 class InboxStreamWriter(InboxWriter, DataSourceStreamWriter):
-    """Writes a stream, batch by batch. It is an Arrow writer, too: Spark 4.0 has none of its own for streams."""
+    """Writes a stream, batch by batch. It is also an Arrow writer, because Spark 4.0 has none for streams."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         super().__init__(options, schema, STREAM)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's
-        """Record that a batch has ended, and forget those before it."""
+        """Record that a batch has succeeded, and forget earlier batches."""
         for run_id in {one.run_id for one in _merged(messages)}:
             ledger = self._ledger(run_id)
             self._finish(ledger, messages, f"batch {batchId} of a stream")
@@ -105,7 +105,7 @@ class InboxStreamWriter(InboxWriter, DataSourceStreamWriter):
                 ledger.forget_batches()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's
-        """Record that a batch has failed; a task whose piece failed has said why."""
+        """Record that a batch has failed; a task whose piece failed has recorded why."""
         error = f"batch {batchId} of a stream: {ABORTED}"
         with explained("the failure cannot be recorded"):
             for run_id in {one.run_id for one in _merged(messages)}:
@@ -118,7 +118,7 @@ def _merged(messages: Sequence[WriterCommitMessage | None]) -> list[MergedPieces
 
 
 def _line(report: BulkLoadReport, what: str) -> str:
-    """Describe a report in a line; the counts add up."""
+    """Return a report as one line; its counts add up."""
     names = ("rejected", "duplicate_in_source", "already_processed", "parked", "expired", "applied")
     counts = ", ".join(f"{getattr(report, name)} {name.replace('_', ' ')}" for name in names)
     sample = f": {'; '.join(report.rejected_sample)}" if report.rejected_sample else ""

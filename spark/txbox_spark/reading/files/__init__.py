@@ -1,1 +1,1 @@
-"""How files are parsed so that nothing is dropped or changed: their encodings, and the records of CSV and JSON."""
+"""Parses files so that nothing is dropped or changed: their encodings, and the records of CSV, JSON and Parquet."""

@@ -1,14 +1,15 @@
-"""Records of CSV that Spark accepts although it changes a value in them, or takes others for a part of them.
+"""Finds CSV records that Spark accepts although it changes a value in them, or swallows other records.
 
-Spark's reader drops commas from decimals, and rounds what does not fit. So decimals are read as text, and made here.
+Spark's reader drops commas from decimals, and rounds what does not fit. So decimals are read as text, and parsed here.
 
-A quote that is never closed makes the rest of the file the text of its field, without a word. So the lines are looked
-at by themselves: with what comes before it, a line begins outside of quotes or within, and for both it is known whether
-it ends within. Of a file, the last line counts that ends alike either way, and the lines after it that turn one into
-the other. A file that ends within quotes is refused: it was cut off, or a quote is missing anywhere.
+If a quote is never closed, Spark silently reads the rest of the file as the text of that field. So each line is
+examined alone: depending on what comes before, it begins outside or within quotes, and for both cases we know whether
+it ends within quotes. What decides for a file is its last line that ends the same way in both cases, and the number of
+lines after it, each of which turns one state into the other. A file that ends within quotes is refused: it was
+truncated, or a quote is missing somewhere.
 
 Spark takes the columns from one of the files, and fails in the middle of a load at a file with another header. So the
-bytes of every file's header are compared here, and Spark parses each one that is different.
+bytes of every file's header are compared here, and Spark parses each header that differs.
 """
 
 import codecs
@@ -25,23 +26,22 @@ from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, St
 
 
 def decimals_of(columns: StructType) -> dict[str, "types.DecimalType"]:
-    """Return the columns that are decimals."""
     return {field.name: field.dataType for field in columns.fields if isinstance(field.dataType, types.DecimalType)}
 
 
 def as_text(columns: StructType, names: Collection[str]) -> StructType:
-    """Return the columns, some of them as text."""
+    """Return the columns, with those in ``names`` as text."""
     text = types.StringType()
     fields = [types.StructField(field.name, text) if field.name in names else field for field in columns.fields]
     return types.StructType(fields)
 
 
 def checked_records(frame: DataFrame, decimals: Mapping[str, "types.DecimalType"]) -> DataFrame:
-    """Make decimals of texts, and mark records of CSV as malformed in which Spark would change a value.
+    """Convert texts to decimals, and mark CSV records as malformed if Spark would change a value in them.
 
-    A record is malformed too if a text does not fit its decimal, and if the last field ends with CR: Spark finds out
-    from the first line of a file how lines end, and if the others end with CR LF, the CR would be part of the event.
-    ``decimals`` are columns that were read as text, and what they are to be.
+    A record is malformed if a text does not fit its decimal, or if the last field ends with CR: Spark takes the line
+    end from the first line of a file, and if other lines end with CR LF, the CR would become part of the event.
+    ``decimals`` has the columns that were read as text, with their types.
     """
     in_file = [sql.col(quoted(name)) for name in frame.columns[: frame.columns.index(CORRUPT_RECORD)]]
     if not in_file:
@@ -52,7 +52,7 @@ def checked_records(frame: DataFrame, decimals: Mapping[str, "types.DecimalType"
         fits = _fits(sql.col(quoted(name)), type_)
         values[name] = sql.when(fits, sql.col(quoted(name)).try_cast(type_))
         wrong = wrong | (sql.col(quoted(name)).isNotNull() & ~fits)
-    # The line itself is not to be had, so this is what it may have been.
+    # Spark does not give us the line itself, so write one like it.
     line = sql.when(wrong, sql.to_csv(sql.struct(*in_file), AS_IT_WAS))
     values[CORRUPT_RECORD] = sql.coalesce(sql.col(CORRUPT_RECORD), line)
     return frame.select([values.get(name, sql.col(quoted(name))).alias(name) for name in frame.columns])
@@ -61,8 +61,8 @@ def checked_records(frame: DataFrame, decimals: Mapping[str, "types.DecimalType"
 def _fits(text: Column, type_: "types.DecimalType") -> Column:
     """Return Spark's expression for whether a text is a decimal that the type holds to its last digit.
 
-    Spark's casts round. So the digits are counted: without an exponent by one pattern, which is fast; with one, by the
-    digits between the zeros at both ends, and the power of ten of the last of them.
+    Spark's casts round, so the digits are counted. Without an exponent, one pattern does it, which is fast. With one,
+    it counts the digits between leading and trailing zeros, and takes the power of ten of the last of them.
     """
     room = type_.precision - type_.scale
     plain = rf"^[+-]?(?=\.?[0-9])0*[0-9]{{0,{room}}}(?:\.[0-9]{{0,{type_.scale}}}0*)?\z"
@@ -78,7 +78,7 @@ def _fits(text: Column, type_: "types.DecimalType") -> Column:
     )
 
 
-# With an exponent of any length, Spark would calculate for ever.
+# The exponent has a limit, because Spark would calculate for ever with a huge one.
 _WITH_EXPONENT = r"^[+-]?(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?[eE]([+-]?[0-9]{1,4})\z"
 
 
@@ -86,12 +86,12 @@ CSV_LINE = "_line"
 
 
 class Quoting(NamedTuple):
-    """How fields of CSV are quoted.
+    """How CSV fields are quoted.
 
     Attributes:
-        quote: the character.
-        opens: a pattern of lines that end within quotes, if they begin outside.
-        stays: a pattern of lines that end within quotes, if they begin within.
+        quote: the quote character.
+        opens: a pattern for lines that begin outside quotes and end within.
+        stays: a pattern for lines that begin within quotes and end within.
     """
 
     quote: str
@@ -102,8 +102,8 @@ class Quoting(NamedTuple):
 def quoting_of(given: Mapping[str, str], separator: str) -> Quoting | None:
     """Return how Spark finds quoted fields with these options of its reader; None if quotes have another meaning.
 
-    The patterns are what Spark's parser (univocity) does, for lines that it does not refuse by itself. A quote opens a
-    field only at its beginning; blanks may follow the one that closes it. ``separator`` is that of fields.
+    The patterns do what Spark's parser (univocity) does, for lines that it does not refuse itself. A quote opens a
+    field only at the field's beginning, and blanks may follow the closing quote. ``separator`` separates fields.
     """
     options = {name.lower(): value for name, value in given.items()}
     quote, escape = options.get("quote", '"'), options.get("escape", "\\") or "\0"
@@ -112,14 +112,14 @@ def quoting_of(given: Mapping[str, str], separator: str) -> Quoting | None:
     if not strict or len(quote) != 1 or len(escape) != 1 or escapes_escape != escape:
         return None
     q, e, s = _literal(quote), _literal(escape), _literal(separator)
-    # All repetitions are possessive: each line is gone through once, and no stack is needed however long it is.
+    # All repetitions are possessive, so that each line is scanned once, and even a long one needs no stack.
     plain = f"[^{q}{e}]*+"
     text = f"{plain}(?:{e}{q}{plain})*+" if quote == escape else f"{plain}(?:{e}[{e}{q}]?+{plain})*+"
     end = q if quote == escape else f"{q}++"
     blanks = rf"(?:(?!{s})[\u0000-\u0009\u000b-\u0020])*+"
     unquoted = f"[^{s}]*+" if len(separator) == 1 else rf"(?:(?!{s})[\s\S])*+"
     leading = blanks if options.get("ignoreleadingwhitespace", "").lower() == "true" else ""
-    # Where lines end with CR LF, an LF alone ends a record before a field or behind quotes; elsewhere it is text.
+    # If lines end with CR LF, a single LF ends a record before a field or after quotes; elsewhere it is text.
     field = rf"(?:\n|{q}{text}{end}{blanks}(?:{s}|\n)|(?!{q}){unquoted}{s})"
     opens = rf"(?:{leading}{field})*+{leading}{q}{text}\z"
     comment = f"(?!{_literal(options['comment'])})" if options.get("comment") else ""
@@ -130,10 +130,10 @@ def refuse_unclosed(lines: DataFrame, quoting: Quoting, *, whole: bool, shown: C
     """Raise ``SourceError`` if a file ends within quotes.
 
     Args:
-        lines: the column ``CSV_LINE``: as Spark's reader of CSV sees them; those of a file follow each other.
+        lines: in the column ``CSV_LINE``, the lines as Spark's CSV reader sees them; those of a file are consecutive.
         quoting: how fields are quoted.
-        whole: a quoted field may hold line breaks; otherwise each line stands for itself.
-        shown: makes what an error shows of a line that was read as bytes.
+        whole: whether a quoted field may hold line breaks; if not, each line is parsed alone.
+        shown: converts a line that was read as bytes for an error.
     """
     text, file = sql.col(CSV_LINE), file_of(lines).alias(_FILE)
     with_quotes = lines.where(sql.contains(text, sql.lit(quoting.quote)))
@@ -149,12 +149,12 @@ def refuse_unclosed(lines: DataFrame, quoting: Quoting, *, whole: bool, shown: C
             )
         return
     ends = sql.when(opens, sql.when(stays, _WITHIN).otherwise(_TURNED)).otherwise(sql.when(~stays, _OUTSIDE))
-    # An array, because Spark would compute a column anew for a condition on it.
+    # An array, because Spark would compute a column again for a condition on it.
     known = sql.explode(sql.filter(sql.array(ends), lambda end: end.isNotNull())).alias(_ENDS)
     numbered = with_quotes.select(file, sql.left(text, sql.lit(_SHOWN)).alias(CSV_LINE), known).withColumn(
         _NUMBER, sql.monotonically_increasing_id()
     )
-    # Numbers follow each other in a file: after the last line that ends alike either way, all turn one into the other.
+    # Numbers are consecutive in a file: every line after the last fixed one turns one state into the other.
     is_fixed = sql.col(_ENDS) != _TURNED
     last_fixed = sql.max(sql.when(is_fixed, 2 * sql.col(_NUMBER) + sql.col(_ENDS)))
     first_number, last = sql.min(_NUMBER), sql.max(_NUMBER)
@@ -178,9 +178,9 @@ def _literal(text: str) -> str:
 
 _FILE, _ENDS, _NUMBER = "file", "ends", "number"
 _OUTSIDE, _WITHIN, _TURNED = 0, 1, 2
-"""How a line ends, whichever way it begins; or other than it begins."""
+"""How a line ends: outside or within quotes, however it begins; or the opposite of how it begins."""
 _SHOWN = 100
-"""Characters of a line that an error shows."""
+"""How many characters of a line an error shows."""
 _PLAIN_QUOTES = "give the option quote= (empty) if quotes are plain text"
 
 
@@ -189,9 +189,9 @@ class Header:
     """A header, and the files that have it.
 
     Attributes:
-        names: of the columns; one without a name is ``_c`` and its place, as Spark calls it.
-        unnamed: what Spark reads where a name is missing, by the column's place.
-        files: by what ``file_of`` says; none: all files have this header.
+        names: the column names; a column without a name is called ``_c`` and its position, as in Spark.
+        unnamed: what Spark reads where a name is missing, by the column's position.
+        files: their names from ``file_of``; empty if all files have this header.
         shown: one of the files.
     """
 
@@ -201,15 +201,15 @@ class Header:
     shown: str
 
     def ordered(self, columns: StructType, folders: Collection[str], of: str) -> StructType:
-        """Return the columns in the order of this header, and those of folders behind them.
+        """Return the columns in the order of this header, followed by the folders' columns.
 
         Args:
-            columns: of all files.
-            folders: the columns that come from names of folders.
-            of: what they are the columns of, in words.
+            columns: the columns of all files.
+            folders: the columns that come from folder names.
+            of: what has these columns, in words.
 
         Raises:
-            SourceError: the header lacks one of them, has another one, or has one twice.
+            SourceError: the header lacks one of the columns, has an extra one, or has one twice.
         """
         self._refuse_names()
         apart = {name.lower() for name in folders}
@@ -242,7 +242,7 @@ class Header:
                 raise SourceError(f"{self.shown} has two columns named {both}; rename one")
 
     def read(self, load: Callable[[StructType], DataFrame], columns: StructType) -> DataFrame:
-        """Read the files that have it. ``columns`` begin with those of the header, in their order."""
+        """Read the files with this header. ``columns`` begins with the header's columns, in their order."""
         renamed = {token: columns.names[place] for place, token in self.unnamed.items()}
         fields = [
             types.StructField(self.unnamed.get(place, field.name), field.dataType)
@@ -250,7 +250,7 @@ class Header:
         ]
         frame = load(types.StructType(fields))
         if self.files:
-            # Of the others, Spark does not even open a file.
+            # Spark does not even open the other files.
             frame = frame.where(file_of(frame).isin(list(self.files)))
         return frame.toDF(*[renamed.get(name, name) for name in frame.columns]) if renamed else frame
 
@@ -264,16 +264,16 @@ def _listed(names: Iterable[str]) -> str:
 def files_by_header(
     spark: SparkSession, files: DataFrame, *, comment: bytes, quote: bytes
 ) -> dict[bytes, list[tuple[str, str]]]:
-    """Return the files by the bytes of their headers, each file by its path and what ``file_of`` says.
+    """Return the files by the bytes of their headers, each file as its path and its name from ``file_of``.
 
-    Empty files, and those that cannot be opened, have none: they are the last ones of the first header. Without any
-    header, and for a single file, which is not opened, the key is empty.
+    Empty files, and files that cannot be opened, have no header; they are added to the end of the first header's files.
+    If there is no header at all, or only one file, which is not opened, the key is empty.
 
     Args:
-        spark: the session.
-        files: as Spark lists them in the format ``binaryFile``.
-        comment: what lines begin with that are passed over; empty: none are.
-        quote: what encloses a name that may hold a line break; empty: nothing does.
+        spark: the Spark session.
+        files: a listing in the format ``binaryFile``.
+        comment: how comment lines begin, which are skipped; empty if there are none.
+        quote: the quote around a name that may hold a line break; empty if there is none.
     """
     found = sorted((str(path), str(file)) for path, file in files.select("path", file_of(files)).collect())
     if len(found) < 2:
@@ -307,18 +307,18 @@ def _begin(spark: SparkSession) -> Callable[[str], bytes]:
                 return bytes(content.readNBytes(_FIRST_BYTES)).removeprefix(codecs.BOM_UTF8)
             finally:
                 stream.close()
-        except spark_errors():  # Spark tells of it, or passes over it, where it reads the file
+        except spark_errors():  # Spark reports or skips the file when it reads it
             return b""
 
     return begin
 
 
 def as_pattern(path: str) -> str:
-    """Return a path as Hadoop's patterns of paths write it."""
+    """Return a path, escaped for Hadoop's path patterns."""
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 
 
 _UNNAMED = re.compile("_c[0-9]+")
 _FIRST_BYTES = 16_384
-"""What is read of a file to tell its header from others'."""
+"""How much of a file is read to compare its header with others."""
 _THREADS = 16

@@ -1,16 +1,16 @@
-r"""Text of files: bytes that are not in the files' encoding are reported, and never replaced.
+r"""Decodes the text of files: bytes that are invalid in the files' encoding are reported, and never replaced.
 
-Java puts U+FFFD in place of bytes that it cannot decode, and so do Spark's readers: two ids become one. Afterwards that
-looks the same as a U+FFFD that was in the file. So the lines are checked as bytes first, in one pass. Files in which
-every line is UTF-8 are read by Spark's readers as usual. For others the readers are kept from decoding:
+Java replaces bytes that it cannot decode with U+FFFD, and so do Spark's readers: two ids become one. Afterwards nobody
+can tell this from a U+FFFD that was in the file. So the lines are checked as bytes first, in one pass. If every line is
+UTF-8, Spark's readers read the files as usual. Otherwise the readers must not decode:
 
-- CSV is read as ISO-8859-1, in which every byte is a character, and each field is decoded by itself.
-- JSON is read as lines of bytes, and only those that can be decoded are parsed.
+- CSV is read as ISO-8859-1, in which every byte is a character, and each field is decoded separately.
+- JSON is read as lines of bytes, and only lines that can be decoded are parsed.
 
-In an encoding other than UTF-8, U+FFFD looks the same as bytes that are not in it, so both are refused.
+In an encoding other than UTF-8, U+FFFD looks the same as invalid bytes, so both are refused.
 
-JSON has another way to write what is not text: an escape such as ``\ud800``, one half of a surrogate pair without the
-other half. Java puts "?" for it. So such escapes are looked for in the lines, too.
+JSON has another way to write something that is not text: an escape such as ``\ud800``, one half of a surrogate pair
+without the other half. Java replaces it with "?". So the lines are searched for such escapes, too.
 """
 
 import codecs
@@ -27,41 +27,40 @@ from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, StructType, sql, types
 
 REPLACED = "\ufffd"
-"""What Java puts for bytes that are not in an encoding."""
+"""What Java replaces invalid bytes with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charset:
     """An encoding."""
 
-    name: str  # as Java calls it
-    codec: str  # as Python calls it
+    name: str  # in Java
+    codec: str  # its name in Python
 
     @property
     def is_utf8(self) -> bool:
-        """Whether Spark can check the bytes as they are."""
         return self.name == "UTF-8"
 
     @property
     def is_wide(self) -> bool:
-        """Whether a comma, or a line break, is more than one byte."""
+        """Whether a comma or a line break takes more than one byte."""
         return self.name.startswith("UTF-16")
 
     @property
     def cause(self) -> tuple[str, str]:
-        """Why a record that is not in it is malformed, and what to do."""
+        """Why a record in another encoding is malformed, and what to do."""
         return f"not {self.name}", REMEDY
 
     def decoded(self, data: Column) -> Column:
-        """Return bytes as text. What is not UTF-8 stays as it is; in another encoding it becomes U+FFFD."""
+        """Return bytes as text. Invalid bytes stay as they are in UTF-8, and become U+FFFD in other encodings."""
         return data.cast("string") if self.is_utf8 else sql.decode(data, self.name)
 
     def refused(self, text: Column) -> Column:
-        """Whether a text from ``decoded`` has something that is not in this encoding."""
+        """Return whether a text from ``decoded`` had invalid bytes."""
         return ~sql.is_valid_utf8(text) if self.is_utf8 else sql.contains(text, sql.lit(REPLACED))
 
     def in_latin1(self, text: str) -> str:
-        """Return a text as it looks where each of its bytes is read as one character."""
+        """Return how a text looks if each of its bytes is read as one character."""
         try:
             return text.encode(self.codec).decode("latin-1")
         except UnicodeError as error:
@@ -69,9 +68,10 @@ class Charset:
 
 
 def charset_named(spark: SparkSession, name: str) -> Charset:
-    """Find an encoding by Python's name for it, if Java has the same encoding.
+    """Return the encoding with this name in Python, if Java has the same encoding.
 
-    Raises ``EncodingError``: Python or Java does not have it, or Java reads it otherwise.
+    Raises:
+        EncodingError: Python or Java does not have it, or Java reads it differently.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -79,7 +79,7 @@ def charset_named(spark: SparkSession, name: str) -> Charset:
     jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to ask for its JVM
     try:
         codec = codecs.lookup(name).name.removesuffix("-sig")
-        plain = _ASCII.encode(codec).decode("latin-1")  # not all that Python looks up is for text
+        plain = _ASCII.encode(codec).decode("latin-1")  # this fails for Python's codecs that are not for text
         called = next(
             one
             for pattern, to in _IN_JAVA
@@ -89,10 +89,10 @@ def charset_named(spark: SparkSession, name: str) -> Charset:
         raise EncodingError(f"encoding {name!r} is unknown; use one such as latin1, cp1252 or utf-16") from error
     charset = Charset(str(jvm.java.nio.charset.Charset.forName(called).name()), codec)
     if plain != _ASCII and not charset.is_wide and not charset.name.startswith("UTF-32"):
-        # Line breaks, commas and braces are looked for as what they are in ASCII.
+        # We search for line breaks, commas and braces by their ASCII bytes.
         raise EncodingError(f"in {charset.name}, ASCII has other bytes; convert the files to UTF-8 first")
     if charset.name.startswith("UTF-32"):
-        # In it, Java takes a lone surrogate for a character, and then puts "?" for it.
+        # In UTF-32, Java accepts a lone surrogate as a character, and then replaces it with "?".
         raise EncodingError(
             f"{charset.name} cannot be read so that nothing is changed; convert the files to UTF-8 first"
         )
@@ -101,35 +101,35 @@ def charset_named(spark: SparkSession, name: str) -> Charset:
 
 _ASCII = "".join(map(chr, range(128)))
 _IN_JAVA = (
-    # cp932 is Windows' to Python, and one of IBM's to Java, with other characters.
+    # cp932 is a Windows encoding in Python, but one of IBM's, with other characters, in Java.
     (r"^cp(?=9\d\d$)", "windows-"),
     (r"^", ""),
     (r"-(?=[lb]e$)", ""),
     (r"^mac-", "x-mac"),
 )
-"""How to get from Python's name of an encoding to one that Java may know: what is replaced by what."""
+"""Replacements that turn Python's name of an encoding into one that Java may know."""
 REMEDY = "in another encoding? name it: encoding, --encoding"
 
 EVERY_CHARSET = {"spark.sql.legacy.javaCharsets": "true", "spark.sql.legacy.codingErrorAction": "true"}
-"""Settings by which Spark's ``decode`` takes every charset of Java's, and replaces what is not in it."""
+"""Settings with which Spark's ``decode`` accepts every Java charset, and replaces invalid bytes."""
 
 
 LINE = "value"
-"""What Spark calls the column with a line of a text file."""
+"""Spark's name for the column with a line of a text file."""
 
 OF_DOCUMENTS = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASCII")
-"""The encodings, as Java calls them, in which Spark reads a document of JSON."""
+"""The encodings, by their Java names, in which Spark reads a JSON document."""
 
 
 def all_text(lines: DataFrame, quote: bytes) -> tuple[bool, bool]:
-    """Return whether every line is UTF-8, and whether one has a quote; one pass."""
+    """Return whether every line is UTF-8, and whether any line has a quote, in one pass."""
     has_quote = sql.contains(sql.col(LINE).cast("binary"), sql.lit(quote))
     text, quotes = lines.agg(sql.bool_and(sql.is_valid_utf8(LINE)), sql.bool_or(has_quote)).collect()[0]
     return text is not False, quotes is True
 
 
 def all_json(lines: DataFrame, wrong: Column) -> bool:
-    """Return whether every line is UTF-8, has no lone surrogate, and is not wrong in another way; one pass."""
+    """Return whether every line is UTF-8, has no lone surrogate and is not ``wrong``, in one pass."""
     return _none(lines, ~sql.is_valid_utf8(LINE) | _has_lone(sql.col(LINE)) | wrong)
 
 
@@ -138,18 +138,20 @@ def _none(lines: DataFrame, wrong: Column) -> bool:
 
 
 def read_as_bytes(charset: Charset, given: Mapping[str, str]) -> dict[str, str]:
-    """Return options of Spark's reader by which every byte is read as one character.
+    """Return options with which Spark's reader reads every byte as one character.
 
-    Raises ``EncodingError``: one of the options cannot be written in this encoding.
+    Raises:
+        EncodingError: one of the options cannot be written in this encoding.
     """
     options = {name: value if name.lower() in _OF_FILES else charset.in_latin1(value) for name, value in given.items()}
     return {**options, "encoding": "ISO-8859-1"}
 
 
 def with_true_names(header: StructType, charset: Charset, folders: Collection[str], *, as_bytes: bool) -> StructType:
-    """Return the columns of a header, without those of folders, by their names in its encoding.
+    """Return the columns of a header with their decoded names, without the folders' columns.
 
-    Raises ``EncodingError``: a name is not in this encoding.
+    Raises:
+        EncodingError: a name is invalid in this encoding.
     """
     fields = []
     for field in header.fields:
@@ -167,9 +169,9 @@ def with_true_names(header: StructType, charset: Charset, folders: Collection[st
 
 
 def with_mark(spark: SparkSession, files: DataFrame) -> dict[str, bool]:
-    """Return whether each file begins with the byte order mark of UTF-8, by what ``file_of`` says.
+    """Return whether each file begins with the UTF-8 byte order mark, by its name from ``file_of``.
 
-    ``files`` are as Spark lists them in the format ``binaryFile``.
+    ``files`` is a listing in the format ``binaryFile``.
     """
     jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to open a file of Hadoop's
     hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
@@ -194,13 +196,13 @@ def csv_records(
     folders: Collection[str],
     marked: Mapping[str, bool],
 ) -> DataFrame:
-    """Decode CSV field by field. A record with a field that is not in its encoding has its text in ``CORRUPT_RECORD``.
+    """Return CSV records decoded field by field. If a field is invalid, the record's text is in ``CORRUPT_RECORD``.
 
     Args:
         load: reads the files with the options of ``read_as_bytes``.
-        charset: of the files.
-        columns: with their true names, and ``CORRUPT_RECORD``.
-        folders: the columns that come from names of folders.
+        charset: the files' encoding.
+        columns: the columns with their decoded names, and ``CORRUPT_RECORD``.
+        folders: the columns that come from folder names.
         marked: which files begin with a byte order mark that is read as part of their header.
     """
     apart = {name.lower() for name in (*folders, CORRUPT_RECORD)}
@@ -214,7 +216,7 @@ def csv_records(
         fields = zip(true_names, columns.fields, strict=True)
         frame = load(types.StructType([types.StructField(name, field.dataType) for name, field in fields]))
         if len(kinds) > 1:
-            # Of the others, Spark does not even open a file.
+            # Spark does not even open the other files.
             frame = frame.where(file_of(frame).isin([file for file, one in marked.items() if one == mark]))
         found.append(_decoded(frame, charset, true_names, apart))
     return found[0] if len(found) == 1 else found[0].union(found[1])
@@ -235,13 +237,13 @@ def _decoded(frame: DataFrame, charset: Charset, true_names: Mapping[str, str], 
             values[name] = value
         line = decoded(sql.to_csv(sql.struct(*in_file), AS_IT_WAS))
         cause = _cause(charset.cause, _refused_columns(charset, texts), line, file_of(frame))
-        # What Spark could not read is only shown.
+        # A record that Spark could not read is only shown, so replacing invalid bytes is fine.
         values[CORRUPT_RECORD] = sql.coalesce(cause, sql.make_valid_utf8(decoded(values[CORRUPT_RECORD])))
         return frame.select([value.alias(name) for name, value in values.items()])
 
 
 def without_replaced(frame: DataFrame, charset: Charset, folders: Collection[str]) -> DataFrame:
-    """Mark records as malformed that Spark has decoded, and that have U+FFFD in a text."""
+    """Mark records that Spark has decoded as malformed if a text has U+FFFD."""
     apart = {*folders, CORRUPT_RECORD}
     fields = {field.name: field.dataType for field in frame.schema.fields if field.name not in apart}
     texts = {name: sql.col(quoted(name)) for name, type_ in fields.items() if isinstance(type_, types.StringType)}
@@ -255,20 +257,20 @@ def _refused_columns(charset: Charset, texts: Mapping[str, Column]) -> list[tupl
 
 
 def json_columns(lines: DataFrame, charset: Charset, given: Mapping[str, str]) -> StructType:
-    """Find the columns of the lines of JSON that are in their encoding, and have no lone surrogate."""
+    """Return the columns of the JSON lines that are valid in their encoding, and have no lone surrogate."""
     wrong = charset.refused(sql.col(LINE)) | _has_lone(sql.col(LINE))
     text = decoded_lines(lines, charset).where(~wrong).select(LINE)
     session: Any = lines.sparkSession
-    # pyspark's own way from lines to columns leads through Python.
+    # pyspark would pass the lines through Python to find their columns.
     jvm, reader = session._jvm, session._jsparkSession.read().options(dict(given))  # noqa: SLF001
     strings = getattr(text._jdf, "as")(jvm.org.apache.spark.sql.Encoders.STRING())  # noqa: SLF001
     return types.StructType.fromJson(json.loads(str(reader.json(strings).schema().json())))
 
 
 def json_records(lines: DataFrame, charset: Charset, given: Mapping[str, str], columns: StructType) -> DataFrame:
-    """Parse lines of JSON. Of one that is not all text, the cause is in ``CORRUPT_RECORD``, and all else is null.
+    """Parse lines of JSON. If a line is not valid text, ``CORRUPT_RECORD`` has the cause, and all else is null.
 
-    ``lines`` are the files' as bytes, with the columns that come from names of folders; ``given`` are options of
+    ``lines`` has the files' lines as bytes, and the columns that come from folder names. ``given`` has options of
     Spark's reader.
     """
     if charset.is_wide:
@@ -280,7 +282,7 @@ def json_records(lines: DataFrame, charset: Charset, given: Mapping[str, str], c
     lone = _has_lone(line)
     refused = charset.refused(line) | lone
     values = {field.name: parsed.getField(field.name) for field in fields}
-    # A line that is refused is parsed only to say which columns are concerned; what is in them is dropped.
+    # A refused line is parsed only to find out which columns are affected; their values are dropped.
     suspect = [
         (f"column {name}", sql.contains(sql.to_json(sql.struct(value.alias("it"))), sql.lit(REPLACED)))
         for name, value in values.items()
@@ -295,7 +297,7 @@ def json_records(lines: DataFrame, charset: Charset, given: Mapping[str, str], c
     )
     kept = {name: sql.col(quoted(name)).cast(declared.get(name.lower(), types.StringType())) for name in folders}
     records = decoded_lines(lines, charset).where(sql.btrim(line, sql.lit(" \t\r\n")) != "")
-    # To see which column a lone surrogate is in, U+FFFD is put for it.
+    # Replace a lone surrogate with U+FFFD, to see which column it is in.
     shown = sql.when(lone, sql.regexp_replace(_with_simple_escapes(line), _LONE, r"\\ufffd")).otherwise(line)
     return records.withColumn("parsed", sql.from_json(shown, types.StructType(fields), dict(given))).select(
         [
@@ -309,12 +311,12 @@ def json_records(lines: DataFrame, charset: Charset, given: Mapping[str, str], c
 
 
 def checked_documents(frame: DataFrame, lines: DataFrame, charset: Charset) -> DataFrame:
-    """Mark all records as malformed of documents of JSON that are not all text: Spark tells no record's place in them.
+    """Mark all records of a JSON document as malformed if it is not all valid text.
 
-    ``lines`` are the whole files, as bytes.
+    Spark does not say where in the document a record is. ``lines`` has the whole files, as bytes.
     """
     line, file = sql.col(LINE), file_of(frame)
-    # Where no encoding is named, Spark takes UTF-16 for what it is; that has NUL bytes, and no JSON in UTF-8 has.
+    # If no encoding is named, Spark detects UTF-16. It has NUL bytes, and JSON in UTF-8 never has.
     refused, lone = charset.refused(line) | sql.contains(line, sql.lit("\0")), _has_lone(line)
     wrong = decoded_lines(lines, charset).where(refused | lone)
     found = wrong.select(file_of(lines), refused).distinct().collect()
@@ -332,7 +334,10 @@ def checked_documents(frame: DataFrame, lines: DataFrame, charset: Charset) -> D
 
 
 def _has_lone(text: Column) -> Column:
-    """Whether JSON has an escape for half of a surrogate pair without the other half; cheap if it has no halves."""
+    """Return whether JSON has an escape for half a surrogate pair without the other half.
+
+    This is cheap if there are no such escapes at all.
+    """
     there = sql.contains(text, sql.lit(r"\ud")) | sql.contains(text, sql.lit(r"\uD"))
     return there & sql.rlike(_with_simple_escapes(text), sql.lit(_LONE))
 
@@ -343,13 +348,13 @@ def _with_simple_escapes(text: Column) -> Column:
 
 
 def decoded_lines(lines: DataFrame, charset: Charset) -> DataFrame:
-    """Return lines, or whole files, as text; what is not in their encoding is replaced."""
+    """Return lines or whole files as text, decoded as by ``Charset.decoded``."""
     with changed_settings(lines.sparkSession, EVERY_CHARSET):
         return lines.withColumn(LINE, charset.decoded(sql.col(LINE).cast("binary")))
 
 
 def _cause(why: tuple[str, str], places: list[tuple[str, Column]], shown: Column, file: Column) -> Column:
-    """Return why a record is malformed, and the record; null if none of the conditions on its places holds."""
+    """Return why a record is malformed, followed by the record; null if no condition in ``places`` holds."""
     named = sql.concat_ws(", ", *[sql.when(wrong, place) for place, wrong in places])
     what, remedy = why
     cause = sql.concat(
@@ -368,7 +373,7 @@ _LONE = (
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
-"""In JSON in which every backslash begins an escape."""
+"""Matches in JSON in which every backslash begins an escape."""
 _LONE_CAUSE = (
     r"lone surrogate (half of a character, such as \ud800)",
     "no text of Postgres can hold it; fix the file",

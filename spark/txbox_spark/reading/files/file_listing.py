@@ -1,7 +1,7 @@
-"""The files that events are read from, as Spark lists them.
+"""Lists the files that events are read from, as Spark does.
 
-Where folders are named as ``store=007``, they give columns. Spark passes over the files that lie beside them, although
-it names them among its input. Where a file has such a column too, Spark takes what the folder says. Both are refused.
+Folders with names such as ``store=007`` define columns. Spark skips the files beside such folders, although it names
+them among its input. If a file has such a column, too, Spark takes the folder's value. Both are refused here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +12,15 @@ from txbox_spark.reading.errors import SourceError, explained
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, sql
 
 CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremissingfiles", "timezone")
-"""The options of Spark's readers that choose among files, in small letters."""
+"""The options of Spark's readers that choose among files, in lower case."""
 
 
 def listing(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str] | None) -> DataFrame:
-    """Return every file below the paths that Spark's readers reach, without its content; raises ``SourceError``."""
+    """Return every file below the paths that Spark's readers reach, in the format ``binaryFile``.
+
+    Raises:
+        SourceError: there are no paths, or Spark cannot find them.
+    """
     if isinstance(paths, str) or not paths:
         raise SourceError("give at least one path to read events from, in a list")
     choosing = {name: value for name, value in (options or {}).items() if name.lower() in CHOOSING_FILES}
@@ -27,7 +31,7 @@ def listing(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str
 
 
 def files_in(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str] | None) -> list[str]:
-    """Return the names of the files below the paths; raises ``SourceError`` if there are none."""
+    """Return the names of the files below the paths; raise ``SourceError`` if there are none."""
     found = listing(spark, paths, options)
     with explained(f"cannot list {described(paths)}"):
         files = found.inputFiles()
@@ -37,14 +41,14 @@ def files_in(spark: SparkSession, paths: Sequence[str], options: Mapping[str, st
 
 
 def file_of(frame: DataFrame) -> Column:
-    """Return Spark's expression for the file that a row is from; the files may have a column ``_metadata``, too."""
+    """Return Spark's expression for the file that a row comes from, even if the files have a column ``_metadata``."""
     return frame.metadataColumn("_metadata").getField("file_path")
 
 
 def refuse_overlooked(there: Sequence[str], frame: DataFrame) -> None:
-    """Raise ``SourceError`` if a frame passes over one of the files that are there.
+    """Raise ``SourceError`` if the frame skips one of the files ``there``.
 
-    Spark reads folders below a path only if they are named key=value, and then no file beside them.
+    Spark reads folders below a path only if they are named key=value, and then it reads no file beside them.
     """
     read = set(frame.inputFiles())
     overlooked = sorted(set(there) - read)
@@ -63,31 +67,31 @@ def refuse_overlooked(there: Sequence[str], frame: DataFrame) -> None:
 
 
 def _plain(path: str) -> str:
-    """Return a path of Hadoop's without slashes that name no host: file:///a and file:/a are one."""
+    """Return a Hadoop path without the slashes of an empty host: file:///a and file:/a are the same."""
     return path.replace(":///", ":/", 1)
 
 
 def described(paths: Sequence[str]) -> str:
-    """Return the paths in a few words."""
+    """Return a short description of the paths."""
     return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
 
 
 def nothing_in(paths: Sequence[str]) -> str:
-    """Return, in words, that there are no files below the paths."""
+    """Return the error text for paths without files."""
     return f"there are no files in {described(paths)}; names that begin with _ or . do not count"
 
 
 FILES_ALONE = {"recursiveFileLookup": "true"}
-"""The option by which Spark reads every file, and no column from a folder's name."""
+"""The option with which Spark reads every file, and no column from a folder's name."""
 
 
 def folder_columns(frame: DataFrame) -> list[str]:
-    """Return the columns of a frame that come from the names of folders."""
+    """Return the columns of a frame that come from folder names."""
     return list(dict.fromkeys(name for one in _relations(frame) for name in one.partitionSchema().fieldNames()))
 
 
 def partition_folders(frame: DataFrame) -> set[str]:
-    """Return the folders that Spark reads files from, as Hadoop writes them, if their names give columns."""
+    """Return the folders whose names define columns and that Spark reads files from, as Hadoop writes them."""
     found = set()
     for relation in _relations(frame):
         partitions = relation.location().partitionSpec().partitions().iterator()
@@ -97,7 +101,7 @@ def partition_folders(frame: DataFrame) -> set[str]:
 
 
 def refuse_in_both(folders: Iterable[str], in_files: Iterable[str], where: str) -> None:
-    """Raise ``SourceError`` if a column of folders is one of the files, too; Spark ignores case."""
+    """Raise ``SourceError`` if a folders' column is in the files, too; Spark ignores case."""
     there = {name.lower() for name in in_files}
     for name in folders:
         if name.lower() in there:
@@ -108,11 +112,11 @@ def refuse_in_both(folders: Iterable[str], in_files: Iterable[str], where: str) 
 
 
 def json_keys_among(text: Column, names: Iterable[str], given: Mapping[str, str]) -> Column:
-    """Return which of the names are keys of the records in a JSON text, in small letters.
+    """Return which of the names are keys of the records in a JSON text, in lower case.
 
     Args:
-        text: a line, or a document: an object, or an array of them.
-        names: of columns.
+        text: a line or a document: an object, or an array of objects.
+        names: the column names to look for.
         given: options of Spark's reader.
     """
     wanted = sql.array(*[sql.lit(name.lower()) for name in names])
@@ -123,7 +127,7 @@ def json_keys_among(text: Column, names: Iterable[str], given: Mapping[str, str]
 
 
 def _relations(frame: DataFrame) -> list[Any]:
-    """Return Java's descriptions of the sets of files that a frame reads."""
+    """Return Spark's Java objects for the sets of files that a frame reads."""
     leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001
     return [leaves.apply(number).relation() for number in range(leaves.size())]
 

@@ -1,12 +1,12 @@
-"""Values of JSON that Spark's parser would lose or change: those behind the first of a text, and large numbers.
+"""Protects JSON values that Spark's parser would lose or change: those after the first of a text, and large numbers.
 
-Two events on one line, as some services write them (``{"id":1}{"id":2}``), a comma behind each line, a document of JSON
-lines that is read with ``multiLine``: Spark takes the first value, and the rest is lost without a word. Workers park
-such a message. Nothing of such files is loaded.
+If a line has two events, as some services write them (``{"id":1}{"id":2}``), or ends with a comma, or if JSON lines are
+read as one document with ``multiLine``, Spark takes the first value and silently drops the rest. Workers park such a
+message. Here, nothing of such files is loaded.
 
-Spark finds one type for all numbers of a column. One that no decimal holds, because it needs more than 38 digits, makes
-floating-point numbers of the others, too: 9007199254740993 becomes 9007199254740992. So numbers are decimals, and
-floating-point numbers only where that changes none of them.
+Spark infers one type for all numbers of a column. If no decimal can hold one of them, because it needs more than 38
+digits, all become floating-point numbers: 9007199254740993 becomes 9007199254740992. So we read numbers as decimals,
+and as floating-point numbers only if that changes none of them.
 """
 
 import sys
@@ -24,19 +24,19 @@ from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, SparkS
 _MARK = "\ufeff"
 _DEPTH = "maxnestingdepth"
 _SHOWN = 100
-"""Characters of a text that an error shows."""
+"""How many characters of a text an error shows."""
 
 
 def has_more(text: Column, given: Mapping[str, str]) -> Column:
-    """Whether there is more than blanks behind the first JSON value of a text.
+    """Return whether anything but blanks follows the first JSON value of a text.
 
     Args:
-        text: a line, or a document.
-        given: options of Spark's reader, some of which allow what is not JSON.
+        text: a line or a document.
+        given: options of Spark's reader, some of which allow invalid JSON.
     """
-    # Nearly all lines of flat events: the first "}" is their last byte. That takes a tenth of a microsecond.
+    # True of nearly all lines of flat events: the first "}" is their last byte. The test takes 0.1 microseconds.
     is_flat = sql.startswith(text, sql.lit("{")) & (sql.instr(text, "}") == sql.octet_length(text))
-    # What is left is malformed, begins with a byte order mark, or is allowed by an option.
+    # What remains is malformed, begins with a byte order mark, or is allowed by an option.
     rest = sql.ltrim(text, sql.lit(_MARK))
     taken = {name.lower(): value for name, value in given.items() if name.lower().startswith(("allow", "max"))}
     is_read = sql.from_json(rest, "array<struct<_: string>>", taken).isNotNull()  # an object, too
@@ -44,7 +44,7 @@ def has_more(text: Column, given: Mapping[str, str]) -> Column:
 
 
 def refuse_more(texts: DataFrame, given: Mapping[str, str], *, whole: bool) -> None:
-    """Raise ``SourceError`` if one of the texts, which are documents or lines, has more than one value."""
+    """Raise ``SourceError`` if one of the texts has more than one value; ``whole`` says that they are documents."""
     found = texts.where(has_more(sql.col(LINE), given))
     first = found.select(file_of(found), sql.left(LINE, sql.lit(_SHOWN))).head()
     if first is None:
@@ -62,14 +62,14 @@ def refuse_more(texts: DataFrame, given: Mapping[str, str], *, whole: bool) -> N
 
 
 def is_one_value(text: Column) -> Column:
-    """Whether a text is one JSON value, and nothing else."""
+    """Return whether a text is exactly one JSON value."""
     return _is_one(text, lambda array: sql.json_array_length(array))
 
 
 def _is_one(text: Column, length: Callable[[Column], Column]) -> Column:
-    """Whether a text is one JSON value, by the length of an array in which it stands.
+    """Return whether a text is one JSON value, judged by the ``length`` of an array around it.
 
-    A text that closes the array by a bracket of its own has the same length with another element behind it.
+    If the text itself closes the array with a bracket, another element after it does not change the length.
     """
     alone, before_another = (length(sql.concat(sql.lit("["), text, sql.lit(end))) for end in ("\n]", "\n,0]"))
     closes_nothing = ~sql.contains(text, sql.lit("]"))
@@ -88,19 +88,19 @@ def exact_columns(
     load: Callable[[StructType], DataFrame],
     given: Mapping[str, str],
 ) -> StructType:
-    """Find the columns of JSON, with decimals in place of floating-point numbers.
+    """Return the columns of JSON, with decimals instead of floating-point numbers.
 
-    Spark's ``prefersDecimal`` turns quoted digits into decimals, too, which would make 7 of the id "007". So it counts
-    only for what is floating-point without it.
+    Spark's ``prefersDecimal`` also turns quoted digits into decimals, so that the id "007" would become 7. So its types
+    are used only for columns that are floating-point without it.
 
     Args:
-        spark: the session.
-        found: finds the columns, with options of Spark's reader.
-        load: reads the events with columns, some of numbers as text, with all their digits.
+        spark: the Spark session.
+        found: finds the columns, given options of Spark's reader.
+        load: reads the events with these columns, some of which read numbers as text, with all digits.
         given: options of Spark's reader.
 
     Raises:
-        SourceError: a number would become another one, because no decimal holds another number of its column.
+        SourceError: a number would change, because no decimal can hold another number of its column.
     """
     plain = found(given)
     if not _has_floats(plain):
@@ -124,17 +124,17 @@ def exact_columns(
 
 
 def with_texts_of_numbers(texts: DataFrame, given: Mapping[str, str], columns: StructType) -> DataFrame:
-    """Parse JSON, and have each number as a text, with all its digits.
+    """Parse JSON with every number as a text, with all its digits.
 
-    Of the JSON in a column, Spark has only what Java makes of a fraction. So quotes are put around every number first.
+    When Spark parses JSON in a column, it reads a fraction as Java does. So every number is put into quotes first.
 
     Args:
-        texts: lines, or documents, in their only column of JSON, ``value``.
+        texts: lines or documents, in the column ``value``.
         given: options of Spark's reader.
-        columns: what is parsed, numbers as text.
+        columns: the columns to parse, numbers as text.
     """
     quoted_numbers = sql.regexp_replace("value", _UP_TO_NUMBER, '$1"$2"')
-    # As one of several records, because a line or a document may have them in an array.
+    # Parse an array of records, because a line or a document may be one.
     records = sql.from_json(quoted_numbers, types.ArrayType(columns), dict(given))
     return texts.select(sql.explode(records).alias("record")).select("record.*")
 
@@ -149,7 +149,7 @@ def _has_floats(type_: DataType) -> bool:
 
 
 def _without_floats(plain: DataType, decimals: DataType) -> DataType:
-    """Replace each floating-point type by what the other type has in its place."""
+    """Replace each floating-point type in ``plain`` with the type in the same place of ``decimals``."""
     match plain, decimals:
         case types.StructType(), types.StructType():
             others = {field.name: field.dataType for field in decimals.fields}
@@ -183,7 +183,7 @@ def _floats_as_text(type_: DataType) -> DataType:
 
 
 def _changed(type_: DataType, value: Column) -> Column | None:
-    """Whether a number in a value, which was read as text, is another one as what ``type_`` has; None: none can be."""
+    """Return whether a number in a value, read as text, would change as ``type_``; None if none can change."""
     match type_:
         case types.StructType():
             parts = [_changed(one.dataType, value.getField(one.name)) for one in type_.fields]
@@ -194,7 +194,7 @@ def _changed(type_: DataType, value: Column) -> Column | None:
                 return None
             return sql.exists(value, lambda one: cast("Column", _changed(type_.elementType, one)))
         case types.DoubleType():
-            # 15 digits come back from a floating-point number as they were, if it is neither too large nor too small.
+            # A floating-point number keeps 15 digits, unless it is too large or too small.
             digits, number = _digits(value), value.try_cast("double")
             is_other = digits != _digits(number.cast("string"))
             at_end = (sql.abs(number) < sql.lit(sys.float_info.min)) | (sql.abs(number) == sql.lit(float("inf")))
@@ -208,9 +208,9 @@ def _digits(number: Column) -> Column:
 
 
 _NEGATIVE_SCALES = {"spark.sql.legacy.allowNegativeScaleOfDecimal": "true"}
-"""1.5e3 is 15 hundreds to Spark, and without this setting the columns cannot be found."""
+"""Spark reads 1.5e3 as 15 hundreds, and without this setting it cannot find the columns."""
 _MOST_DIGITS = 38
 _UP_TO_NUMBER = (
     r"""\G((?:[^"'\d-]|-(?!\d)|"[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+')*+)(-?\d[\d.eE+-]*+)"""
 )
-"""What comes between two numbers of JSON, texts as a whole, and the number; nothing is gone through twice."""
+"""What comes before a number of JSON, including whole texts, and the number; the pattern never backtracks."""

@@ -1,7 +1,7 @@
-"""Columns of Parquet that Spark does not read by itself: times of nanoseconds, and whole numbers of several widths.
+"""Reads Parquet columns that Spark cannot read by itself: times in nanoseconds, and integers of several widths.
 
-pandas writes times with nanoseconds, and an integer column as wide as it was in each file. Where no time has a part of
-a microsecond, the times are read as numbers and made here; the widest type holds the numbers of every file.
+pandas writes times in nanoseconds, and each file's integer columns with their own width. If all times are whole
+microseconds, they are read as numbers and converted here. The widest integer type holds the numbers of every file.
 """
 
 import re
@@ -14,11 +14,11 @@ from txbox_spark.reading.errors import SourceError
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType, sql, types
 
 NANOSECONDS_AS_NUMBERS = {"spark.sql.legacy.parquet.nanosAsLong": "true"}
-"""The setting by which Spark finds columns of nanoseconds."""
+"""The setting with which Spark accepts columns in nanoseconds."""
 
 
 def widest(schemas: Iterable[StructType]) -> StructType | None:
-    """Return the columns of files, whole numbers as wide as the widest; None if other types differ."""
+    """Return the columns of all files, integers with the widest type; None if other types differ."""
     found: dict[str, Any] = {}
     for field in (field for schema in schemas for field in schema.fields):
         before = found.setdefault(field.name.lower(), field)
@@ -33,10 +33,10 @@ def widest(schemas: Iterable[StructType]) -> StructType | None:
 
 
 def nanosecond_columns(spark: SparkSession, paths: Iterable[str]) -> dict[str, bool]:
-    """Return the columns of nanoseconds in the files, in small letters, and whether they are moments in UTC.
+    """Return the columns in nanoseconds in the files, in lower case, and whether they are in UTC.
 
     Raises:
-        SourceError: the column has another type in another file, or they are within another column.
+        SourceError: a column has another type in another file, or the times are nested within another column.
     """
     jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to a file's own types
     hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
@@ -68,14 +68,14 @@ def nanosecond_columns(spark: SparkSession, paths: Iterable[str]) -> dict[str, b
 
 
 def with_times(frame: DataFrame, nanoseconds: Mapping[str, bool]) -> DataFrame:
-    """Make times of numbers of nanoseconds.
+    """Return the frame with numbers of nanoseconds converted to times.
 
     Args:
         frame: the events.
-        nanoseconds: the columns, in small letters, and whether they are moments in UTC.
+        nanoseconds: the columns, in lower case, and whether they are in UTC.
 
     Raises:
-        SourceError: a time has a part of a microsecond.
+        SourceError: a time is not a whole number of microseconds.
     """
     names = [name for name in frame.columns if name.lower() in nanoseconds]
     finer = [sql.bool_or(sql.col(quoted(name)) % 1000 != 0) for name in names]
@@ -102,6 +102,6 @@ _FIELD = re.compile(
     r"^  (?! )\w+ (\S+) (.+?)"
     r"(?: \((?:TIMESTAMP\(NANOS,(true|false)\)|[A-Z_0-9]+(?:\([^()]*\))?)\))?(?: = \d+)?(?:;| \{)$"
 )
-"""A column as Parquet writes it, not what is within: ``  optional int64 at (TIMESTAMP(NANOS,false));``."""
+"""A top-level column in Parquet's notation: ``  optional int64 at (TIMESTAMP(NANOS,false));``."""
 _WIDTHS = {"byte": 1, "short": 2, "integer": 4, "long": 8}
 _THREADS = 16

@@ -1,4 +1,4 @@
-"""How each format is read: with Spark's own reader where the files' bytes are text, and otherwise by their bytes."""
+"""Reads each format: with Spark's own reader if the files' bytes are valid text, otherwise from the bytes."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +59,7 @@ from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType
 __all__ = ["CORRUPT_OPTION", "CORRUPT_RECORD", "read"]
 
 CORRUPT_OPTION = "columnNameOfCorruptRecord"
-"""What Spark calls the option that names that column; it is ours to set."""
+"""Spark's option that names the column ``CORRUPT_RECORD``; only we may set it."""
 
 
 def read(
@@ -70,14 +70,14 @@ def read(
     encoding: str | None,
     options: Mapping[str, str],
 ) -> DataFrame:
-    """Read files of one format; those of JSON and CSV with the column ``CORRUPT_RECORD``.
+    """Read files of one format; JSON and CSV get the column ``CORRUPT_RECORD``.
 
-    The arguments are those of ``read_events``, but for the columns; None: as they are found.
+    The arguments are those of ``read_events``, except ``columns``; None means that they are found in the files.
 
     Raises:
-        SourceError, EncodingError: they cannot be read so.
+        SourceError, EncodingError: the files cannot be read like this.
     """
-    # Theirs may be written in capitals: of one option, only one is kept.
+    # The caller's options may differ in case, and only one of two options with the same name is kept.
     defaults = {name: value for name, value in _DEFAULTS[format_].items() if _option(options, name.lower()) is None}
     if format_ == "parquet":
         if encoding is not None:
@@ -105,7 +105,7 @@ def _read_parquet(
         with changed_settings(spark, NANOSECONDS_AS_NUMBERS):
             try:
                 in_files = _load(spark, "parquet", paths, alone, None).columns
-            except spark_errors():  # the files' types conflict, which the schema settles
+            except spark_errors():  # the files' types conflict; the schema decides
                 each = [
                     _load(spark, "parquet", [as_pattern(unquote(file))], alone, None) for file in frame.inputFiles()
                 ]
@@ -117,7 +117,7 @@ def _read_parquet(
 def _read_unlike_parquet(
     spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], error: Exception
 ) -> DataFrame:
-    """Read Parquet in which Spark does not find the columns; raises ``error`` if they are not found here either."""
+    """Read Parquet whose columns Spark cannot find; raise ``error`` if we cannot find them either."""
     columns: StructType | None
     files = sorted(str(path) for (path,) in listing(spark, paths, given).select("path").collect())
     with changed_settings(spark, NANOSECONDS_AS_NUMBERS):
@@ -171,7 +171,7 @@ def _read_csv(
     decimals = {} if _option(given, "locale") is not None else decimals_of(columns)
     texts = as_text(columns, decimals)
     marked: dict[str, bool] = {}
-    # Where Spark cuts lines itself, it removes the mark.
+    # Without multiLine, Spark cuts the lines itself, and removes the mark.
     if as_bytes and charset.is_utf8 and _is_on(given, "multiLine"):
         marked = with_mark(spark, listing(spark, paths, given))
         if any(marked.values()) and not _is_on(given, "header"):
@@ -205,7 +205,7 @@ def _read_csv(
 def _csv_headers(
     spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], charset: Charset, *, as_bytes: bool
 ) -> list[Header]:
-    """Return the different headers of files of CSV, the first file's first; none if nothing is in the files."""
+    """Return the distinct headers of CSV files, the first file's first; empty if the files are empty."""
     alone = {**given, **FILES_ALONE, "header": "false", "inferSchema": "false"}
     null = _option(given, "nullvalue") or ""
     quote, comment = _option(given, "quote"), _option(given, "comment") or ""
@@ -230,7 +230,7 @@ def _csv_headers(
 
 
 def _refuse_nul(lines: DataFrame) -> None:
-    """Raise ``SourceError`` for a NUL: line by line, Spark takes those at the ends for blanks, and two ids are one."""
+    """Raise ``SourceError`` for a NUL character: without multiLine, Spark trims it, and two ids may become one."""
     found = lines.where(sql.contains(LINE, sql.lit("\0"))).select(file_of(lines)).head()
     if found is not None:
         raise SourceError(
@@ -250,7 +250,7 @@ def _refuse_unclosed(
         return " ".join(text.splitlines())
 
     separator = _option(given, "sep") or _option(given, "delimiter") or ","
-    # As Spark understands it: "\\t" is a tab.
+    # Spark's own function understands that "\\t" is a tab.
     separator = str(cast("Any", spark._jvm).org.apache.spark.sql.catalyst.csv.CSVExprUtils.toDelimiterStr(separator))  # noqa: SLF001
     quoting = quoting_of(given, separator)
     if quoting is not None:
@@ -266,7 +266,7 @@ def _read_json(
     columns: StructType | None,
     charset: Charset,
 ) -> DataFrame:
-    # A file that is one document is parsed from its bytes, and not at all if they are not UTF-8.
+    # Spark parses a file that is one document from its bytes, and cannot do so in every encoding.
     whole = _is_on(given, "multiLine")
     if whole and charset.name not in OF_DOCUMENTS:
         raise EncodingError(
@@ -317,7 +317,7 @@ def _load(
 
 
 def _lines(spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], *, whole: bool = False) -> DataFrame:
-    """Return the lines of the files, or the whole files, as bytes, with the columns that come from names of folders."""
+    """Return the lines of the files, or the whole files, as bytes, with the columns that come from folder names."""
     choosing = {name: value for name, value in given.items() if name.lower() in _CHOOSING_LINES}
     lines = _load(spark, "text", paths, {**choosing, "wholetext": str(whole).lower()}, None)
     if any(name.lower() == LINE for name in folder_columns(lines)):
@@ -329,8 +329,8 @@ def _lines(spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], 
 
 
 def _option(given: Mapping[str, str], *names: str) -> str | None:
-    """Return an option of Spark's reader by one of its names, in small letters; it may be written in capitals."""
-    # The last one counts: theirs, however it is written, after ours.
+    """Return an option of Spark's reader by one of its names, in lower case; ``given`` may have it in any case."""
+    # The last one wins, because the caller's options come after ours.
     return next((value for name, value in reversed(list(given.items())) if name.lower() in names), None)
 
 
@@ -339,10 +339,10 @@ def _is_on(given: Mapping[str, str], name: str) -> bool:
 
 
 def _read_whole(frame: DataFrame) -> DataFrame:
-    """Have every column parsed, by a condition on all of them that is always true.
+    """Make Spark parse every column, with a condition on all of them that is always true.
 
     Otherwise a line that is malformed in one column counts as good in a query for another, and Spark refuses queries
-    for the corrupt records alone.
+    for only the corrupt records.
     """
     every = sql.array(*[sql.isnull(sql.col(quoted(name))) for name in frame.columns])
     return frame.where(sql.size(every) >= 0)
@@ -356,20 +356,20 @@ _DEFAULTS: Mapping[str, Mapping[str, str]] = {
         **_PERMISSIVE,
         "header": "true",
         "enforceSchema": "false",
-        # So one task reads a whole file: only the beginning tells which quotes open a field.
+        # One task must read a whole file, because only its beginning tells which quotes open a field.
         "multiLine": "true",
         "escape": '"',
-        # Across lines, a quote that is never closed would end at the next field's, and the events between be its text.
+        # Otherwise an unclosed quote would end at the next field's quote, and the events in between would be its text.
         "unescapedQuoteHandling": "RAISE_ERROR",
         "emptyValue": "",
-        # Spark cannot tell an empty field from an empty text, unless null is a text; so one that is in no file.
+        # Spark can tell an empty field from an empty text only if null is a text, so use one that no file contains.
         "nullValue": f"\0{secrets.token_hex(16)}\0",
     },
 }
 _FOLDERS_AS_TEXT = {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}
-"""Spark would make 7 of store=007 in a folder's name, and has only a setting for it."""
+"""Otherwise Spark would read store=007 in a folder's name as 7; it has no option for this, only a setting."""
 _ENCODING_OPTIONS = ("encoding", "charset")
 _CHOOSING_LINES = (*CHOOSING_FILES, "recursivefilelookup", "basepath", "linesep", "ignorecorruptfiles")
 _CHOOSING_CSV_LINES = (*_CHOOSING_LINES, "encoding", "multiline", "inputbuffersize")
-# So a line is one field: these characters stand for nothing in Unicode.
+# With these characters, which Unicode does not assign, a line is one field.
 _CSV_LINES = {"sep": "\ufdd0", "quote": "\ufdd1", "escape": "\ufdd1", "nullValue": "\ufdd2"}
