@@ -1,4 +1,4 @@
-"""A bulk load: millions of events through the inbox that the live workers use.
+"""Loads millions of events in bulk, through the inbox that the live workers use.
 
 ::
 
@@ -206,7 +206,7 @@ def with_upsert_as_statement(options: ValidLoadOptions, engine: Engine, events: 
         return replace(options, apply=SqlEffect.of(statement, fields=fields))
     message_id = options.message_id
     if message_id in events.columns and all(one.name != message_id for one in target.columns):
-        upsert = replace(upsert, ignore_columns=(*upsert.ignore_columns, message_id))  # it is not about the row
+        upsert = replace(upsert, ignore_columns=(*upsert.ignore_columns, message_id))  # it is not data of the row
     given = dict(options.column_types or {})
     wanted = {one.name: one.type for one in target.columns if one.name not in given}
     declared, types = types_as_wanted(events.drop(CORRUPT_RECORD, MESSAGE_ID), wanted)

@@ -24,8 +24,7 @@ from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
 
 Apply = str | SqlEffect | Callable[[Connection], object]
-"""SQL over the relation ``fresh_event``, as text or as an effect that also publishes; or a callable that takes the
-connection.
+"""SQL over the relation ``fresh_event``, as text or as an effect that publishes; or a callable of the connection.
 
 It is sent to the executors, so it must be picklable, and the executors must have what it imports.
 """

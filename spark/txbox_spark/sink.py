@@ -1,4 +1,4 @@
-"""Structured Streaming through the inbox: each micro-batch is a bulk load.
+"""Applies Structured Streaming queries through the inbox: each micro-batch is a bulk load.
 
 ::
 
@@ -15,8 +15,8 @@ and bounds: a query may continue from its checkpoint, from an older one, or star
 
 The ledger holds the batch that is being loaded, and forgets it once it is loaded. A batch that was killed or that
 failed stays, with its error, until the same query begins a batch again. If that is the same batch, with the same ids,
-its run is resumed: it skips the chunks that are done, whose rejected rows are kept. If the query never returns, the
-batch stays until a sink of the same subscriber begins one after ``ABANDONED_SECONDS``.
+its run is resumed: it skips the chunks that are done, whose rejected rows are kept. If the query never starts again,
+the batch stays until a sink of the same subscriber begins one after ``ABANDONED_SECONDS``.
 
 To stop a query within a batch, Spark interrupts the batch's calls to Java. The batch ends with an error, is not
 committed to the checkpoint, and comes again when the query restarts. Spark recognizes such an error by its text, with a

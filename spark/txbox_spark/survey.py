@@ -1,4 +1,4 @@
-"""A first pass over the events: how many rows there are, a sample of their ids, and a digest of all ids."""
+"""Makes a first pass over the events: counts the rows, samples their ids, and computes a digest of all ids."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

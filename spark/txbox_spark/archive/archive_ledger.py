@@ -110,7 +110,7 @@ class ArchiveLedger:
         over. Transactions that begin from now on cannot.
 
         Raises:
-            InvalidConfiguration: one of them is still open after ``wait_seconds``.
+            InvalidConfiguration: a transaction is still open after ``wait_seconds``.
         """
         with short_transaction(self._engine) as connection:
             waited_for = {

@@ -61,8 +61,8 @@ FEW_NEW_IDS = 100_000
 """How many new ids, of all chunks tried, the driver holds; each chunk may have its share of them."""
 
 TASKS_PER_SLOT = 2
-"""Tasks for each task that Spark runs at once: few, because each takes a tenth of a second to start, but more than one,
-so that the slots share the work evenly."""
+"""Tasks for each task that Spark runs at once: few, because each costs a tenth of a second, but more than one, so that
+the slots share the work evenly."""
 
 
 class CopyWriter:

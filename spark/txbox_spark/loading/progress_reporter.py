@@ -128,7 +128,7 @@ class ProgressReporter:
         def report() -> None:
             try:
                 on_progress(poll())
-            except (DBAPIError, Py4JError, OSError) as error:  # the load itself fails, too
+            except (DBAPIError, Py4JError, OSError) as error:  # then the load itself fails, too
                 _log.debug("no progress: %s", getattr(error, "orig", error))
 
         with every(POLL_SECONDS, report, name="txbox-bulk-load-progress", at_end=True):

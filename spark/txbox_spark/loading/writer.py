@@ -95,7 +95,7 @@ def require_packages(spark: SparkSession, executors: ExecutorWatcher) -> None:
     if is_local(context):  # tasks run in this process's Python, unless configured otherwise
         return
     asked = f"{context.applicationId} {context.pythonExec}"
-    if asked in _have_packages:  # a stream asks for each batch
+    if asked in _have_packages:  # a stream calls this for each batch
         return
     if (trouble := _trouble(spark, "", 0, executors)) is not None:
         raise SparkSetupError(f"writer copy cannot run: {trouble.choice.reason}; {trouble.remedy}, or take writer jdbc")

@@ -79,8 +79,8 @@ class DistinctEvents:
         """Take the first row of each id; ``content`` names the columns in which other rows are compared with it."""
         self.read = 0  # rows
         self.rejected = 0  # rows that cannot be loaded
-        self.kept = 0  # events
-        self._rejected: list[str] = []  # rejected rows as JSON that were not taken yet
+        self.kept = 0  # distinct events
+        self._rejected: list[str] = []  # rejected rows, as JSON, that were not taken yet
         self._batches = batches
         self._content = list(content)
         self._last = ""

@@ -146,8 +146,7 @@ def drop_refused() -> str:
 
 
 def drop_expired(sent_at: str | None, behind_horizon: str) -> str:
-    """Return SQL that deletes the events sent before the horizon from ``fresh_event``, and returns their count and
-    some of their ids.
+    """Return SQL that deletes the events sent before the horizon, and returns their count and some of their ids.
 
     An event's time is the time in an id that is a UUID of version 7, as ``txbox.messages.message.time_of_id`` reads it,
     or that of the column ``sent_at``, whichever is earlier. An event without either is of unknown age, and stays.

@@ -76,7 +76,7 @@ class ExecutorWatcher:
 
             try:
                 self.missing = wait.look(time.monotonic())
-            except (Py4JError, OSError) as error:  # the job itself fails, too
+            except (Py4JError, OSError) as error:  # then the job itself fails, too
                 _log.debug("executors cannot be counted: %s", error)
 
         try:
