@@ -1,28 +1,28 @@
--- How far an archive is, and what goes into it.
+-- How far an archive reaches, and what goes into it.
 
 -- name: begin
--- Begin an archive, if it was not begun: from now on nothing is forgotten that it does not have.
+-- Begin an archive unless it exists. From now on, nothing is forgotten that it does not have.
 -- parameters: location text, archive_id text
 -- returns: nothing
 INSERT INTO {{archive}} (location, archive_id) VALUES (%(location)s, %(archive_id)s) ON CONFLICT DO NOTHING
 
 -- name: abandon
--- Forget an archive that was begun and has nothing yet: its folder cannot be used.
+-- Forget an archive that was begun but is empty, because its folder cannot be used.
 -- parameters: location text, archive_id text
 -- returns: nothing
 DELETE FROM {{archive}}
 WHERE location = %(location)s AND archive_id = %(archive_id)s AND archived_upto IS NULL AND pending IS NULL
 
 -- name: read
--- Where an archive is.
+-- Return an archive's state.
 -- parameters: location text
--- returns: archive_id, archived_upto (null: nothing is in it), pending (null: nothing is being put in place); no row if it
---   was not begun
+-- returns: archive_id, archived_upto (null: it is empty), pending (null: no days are being moved into place); no row if
+--   the archive was not begun
 SELECT archive_id, {{microseconds(archived_upto)}} AS archived_upto, pending FROM {{archive}} AS lake
 WHERE location = %(location)s
 
 -- name: cutoff
--- The end of the last day that is over for so long.
+-- Return the end of the last day that has been over for this long.
 -- parameters: settle interval
 -- returns: cutoff
 SELECT {{microseconds(settled.cutoff)}} FROM (
@@ -30,8 +30,8 @@ SELECT {{microseconds(settled.cutoff)}} FROM (
 ) AS settled
 
 -- name: unsettled
--- Transactions that may write into days before a time: those that began before it, or of which a role may not see when
--- they began, and those that are prepared. VACUUM writes nothing of ours.
+-- Return the transactions that may still write rows of days before a time: those that began before it, those whose start
+-- this role may not see, and prepared ones. VACUUM is left out, because it writes none of our rows.
 -- parameters: cutoff timestamptz
 -- returns: name (of a transaction), who (holds it)
 SELECT lock.virtualtransaction AS name, 'server process ' || lock.pid
@@ -45,7 +45,7 @@ SELECT transaction::text, 'the prepared transaction ' || gid FROM pg_prepared_xa
 WHERE database = current_database()
 
 -- name: still_unsettled
--- Which of these have not ended.
+-- Return which of these transactions have not ended.
 -- parameters: names text[]
 -- returns: name
 SELECT virtualtransaction AS name FROM pg_locks
@@ -55,7 +55,7 @@ SELECT transaction::text FROM pg_prepared_xacts
 WHERE database = current_database() AND transaction::text = ANY(%(names)s::text[])
 
 -- name: count_sent
--- What was sent in each hour. The length of a body is known without reading it.
+-- Count what was sent in each hour. Postgres knows the length of a body without reading it.
 -- parameters: first timestamptz, beyond timestamptz
 -- returns: hour, rows, widest (bytes of the widest row)
 SELECT {{microseconds(hours.hour)}} AS hour, rows, widest FROM (
@@ -65,7 +65,7 @@ SELECT {{microseconds(hours.hour)}} AS hour, rows, widest FROM (
 ) AS hours ORDER BY hour
 
 -- name: count_processed
--- What was processed on each day: rows that do not change any more. A parked message's row goes when it is redriven.
+-- Count what was processed on each day: rows that no longer change. A parked message's row is removed by a redrive.
 -- parameters: first timestamptz, beyond timestamptz
 -- returns: day (as in the names of folders), rows
 SELECT to_char(processed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, count(*) AS rows FROM (
@@ -76,7 +76,7 @@ SELECT to_char(processed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, count(*) A
 WHERE processed_at >= %(first)s AND processed_at < %(beyond)s GROUP BY day
 
 -- name: propose
--- Say which days go into the archive next; they are written. Of two runs that were at it, one is the first.
+-- Record which days go into the archive next; their files are written. Of two runs at the same time, one is first.
 -- parameters: location text, archive_id text, first timestamptz (null: the beginning), pending jsonb
 -- returns: nothing; the count of rows is 0 if another run was first
 UPDATE {{archive}} SET pending = %(pending)s::jsonb
@@ -84,20 +84,20 @@ WHERE location = %(location)s AND archive_id = %(archive_id)s AND pending IS NUL
   AND archived_upto IS NOT DISTINCT FROM %(first)s::timestamptz
 
 -- name: finish
--- Say that these days are in place: from now on they may be forgotten.
+-- Record that these days are in place. From now on, they may be forgotten.
 -- parameters: location text, archive_id text, run text, beyond timestamptz
--- returns: nothing; the count of rows is 0 if another run has said so
+-- returns: nothing; the count of rows is 0 if another run has recorded it
 UPDATE {{archive}} SET archived_upto = %(beyond)s, pending = NULL, archived_at = now()
 WHERE location = %(location)s AND archive_id = %(archive_id)s AND pending ->> 'run' = %(run)s
 
 -- name: release
--- Forget an archive: what it does not have may be forgotten, too.
+-- Forget an archive, so that what it does not have may be forgotten, too.
 -- parameters: location text
 -- returns: nothing; the count of rows
 DELETE FROM {{archive}} WHERE location = %(location)s
 
 -- name: inbox_bytes
--- How much the inbox has on disk, in generations or as one table.
+-- Return the size of the inbox on disk, in generations or as one table.
 -- parameters: none
 -- returns: bytes
 SELECT coalesce(
@@ -105,7 +105,7 @@ SELECT coalesce(
   pg_relation_size('{{literal(processed_message)}}'))
 
 -- name: cut_inbox
--- Keys that cut the inbox evenly, by a sample of its blocks.
+-- Return keys that cut the inbox evenly, by a sample of its blocks.
 -- parameters: percent real, parts bigint
 -- returns: subscriber_id, message_id; in order
 SELECT DISTINCT ON (part) subscriber_id, message_id FROM (
@@ -114,10 +114,10 @@ SELECT DISTINCT ON (part) subscriber_id, message_id FROM (
 ) AS sampled
 WHERE part > 1 ORDER BY part, subscriber_id, message_id
 
--- What Spark reads over JDBC. It binds nothing, so it puts conditions on these columns behind them.
+-- The statements that Spark reads over JDBC. It binds no parameters, so it wraps them in conditions on these columns.
 
 -- name: rows_sent
--- What was sent, with the day.
+-- Return what was sent, with the day.
 -- parameters: none
 -- returns: the columns of SENT_COLUMNS in their order, and day
 SELECT message_id, position, destination, key, headers::text AS headers, body, published_at, sent_at,
@@ -125,7 +125,7 @@ SELECT message_id, position, destination, key, headers::text AS headers, body, p
 FROM {{outbox_sent}}
 
 -- name: rows_processed
--- What is in the inbox, with the day; where there is a ledger alone, its completed leases are the inbox.
+-- Return what is in the inbox, with the day. If there is only a ledger, its completed leases are the inbox.
 -- parameters: none
 -- returns: the columns of PROCESSED_COLUMNS in their order, and day
 SELECT entry.subscriber_id, entry.message_id, entry.processed_at, {{state}} AS state, entry.fingerprint,

@@ -14,15 +14,15 @@ VALUES (
 )
 
 -- name: read_run
--- A run as it was begun, and its state.
+-- Return a run as it was begun, with its state.
 -- parameters: run_id text
--- returns: the attributes of Run in their order; no row if there is no such run
+-- returns: the attributes of Run in their order; no row if the run does not exist
 SELECT run_id, subscriber_id, source, digest, content, writer, bounds, attempts, staging_table,
   coalesce(rows_read, 0), rows_rejected, rejected_sample, finished_at IS NOT NULL
 FROM {{bulk_load}} WHERE run_id = %(run_id)s
 
 -- name: begin_attempt
--- Begin another attempt at a run.
+-- Record another attempt at a run.
 -- parameters: run_id text
 -- returns: nothing
 UPDATE {{bulk_load}} SET attempts = attempts + 1, heartbeat_at = now(), error = NULL WHERE run_id = %(run_id)s
@@ -40,15 +40,15 @@ UPDATE {{bulk_load}} SET heartbeat_at = now() WHERE run_id = %(run_id)s
 UPDATE {{bulk_load}} SET staging_table = %(staging_table)s, heartbeat_at = now() WHERE run_id = %(run_id)s
 
 -- name: record_failure
--- Record why an attempt has ended.
+-- Record why an attempt ended, unless the run is finished.
 -- parameters: error text, run_id text
 -- returns: nothing
 UPDATE {{bulk_load}} SET error = %(error)s, heartbeat_at = now() WHERE run_id = %(run_id)s AND finished_at IS NULL
 
 -- name: failure
--- Why the last attempt has ended.
+-- Return why the last attempt ended.
 -- parameters: run_id text
--- returns: error; null if it has not ended
+-- returns: error; null if it has not failed
 SELECT error FROM {{bulk_load}} WHERE run_id = %(run_id)s
 
 -- name: finish_run
@@ -68,18 +68,18 @@ WITH chunks AS (DELETE FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s)
 DELETE FROM {{bulk_load}} WHERE run_id = %(run_id)s
 
 -- name: run_of_source
--- The last run of a source.
+-- Return the last run of a source.
 -- parameters: subscriber_id text, source text
 -- returns: run_id; no row if there is none
 SELECT run_id FROM {{bulk_load}} WHERE subscriber_id = %(subscriber_id)s AND source = %(source)s
 ORDER BY heartbeat_at DESC LIMIT 1
 
 -- name: forget_abandoned
--- Delete runs that are not worked on any more, and chunks without a run: a task may outlive its driver, and merge a
--- chunk after the run was deleted.
+-- Delete runs that nobody works on any more, and chunks without a run: a task may outlive its driver, and merge a chunk
+-- after the run was deleted.
 -- parameters: subscriber_id text, own_sources text (a pattern: sources that only the caller loads), other_sources text
 --   (a pattern: sources that another process may be loading), abandoned_seconds double precision (for the latter),
---   kept text (a run that is going to be resumed; null: none)
+--   kept text (a run that will be resumed; null: none)
 -- returns: run_id
 WITH abandoned AS (
   DELETE FROM {{bulk_load}}
@@ -98,13 +98,13 @@ WITH abandoned AS (
 SELECT run_id FROM abandoned
 
 -- name: merged_chunks
--- The chunks of a run that are merged.
+-- Return the chunks of a run that are merged.
 -- parameters: run_id text
 -- returns: chunk
 SELECT chunk FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s ORDER BY chunk
 
 -- name: totals
--- What the merged chunks of a run add up to.
+-- Return the sums over a run's merged chunks.
 -- parameters: run_id text
 -- returns: the attributes of Totals in their order
 SELECT count(*), coalesce(sum(rows_read), 0)::bigint, coalesce(sum(rows_rejected), 0)::bigint,
@@ -113,20 +113,20 @@ SELECT count(*), coalesce(sum(rows_read), 0)::bigint, coalesce(sum(rows_rejected
 FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s
 
 -- name: remarks
--- What is shown of the rejected rows that each chunk of a run has met.
+-- Return each chunk's remarks on its rows.
 -- parameters: run_id text
 -- returns: rejected_sample (of Remarks)
 SELECT rejected_sample FROM {{bulk_load_chunk}}
 WHERE run_id = %(run_id)s AND rejected_sample IS NOT NULL ORDER BY chunk
 
 -- name: any_processed
--- Whether a subscriber has an id in the inbox.
+-- Return whether the inbox has an id of a subscriber.
 -- parameters: subscriber_id text
 -- returns: a row, if there is one
 SELECT FROM {{processed_message}} WHERE subscriber_id = %(subscriber_id)s LIMIT 1
 
 -- name: some_subscribers
--- Up to five subscribers that have, by one step in the primary key for each.
+-- Return up to five subscribers with ids in the inbox, with one step in the primary key for each.
 -- parameters: none
 -- returns: subscriber_id
 WITH RECURSIVE found AS (

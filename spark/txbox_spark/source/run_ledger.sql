@@ -1,8 +1,8 @@
--- The runs of a data source in the ledger of bulk loads. Beside those of ledger.sql: how many pieces a run has is known
--- when it ends, and tasks that Spark has run twice have left pieces that count for nothing but what they applied.
+-- The runs of a data source in the ledger of bulk loads, in addition to ledger.sql. How many pieces a run has is known
+-- only when it ends. Tasks that Spark ran twice leave pieces of which only the applied events count.
 
 -- name: begin_run
--- Begin a run, whichever of its tasks is first; otherwise record that it is being worked on, and its pieces so far.
+-- Begin a run, if this is its first task; otherwise record that it is being worked on, and its pieces so far.
 -- parameters: run_id text, subscriber_id text, source text, digest bytea
 -- returns: nothing
 INSERT INTO {{bulk_load}} AS run (run_id, subscriber_id, source, digest, writer, chunks, bounds)
@@ -12,27 +12,28 @@ ON CONFLICT (run_id) DO UPDATE SET heartbeat_at = now(), chunks = (
 )
 
 -- name: ended
--- Why a run is not to be worked on any more. A statement of its own after the lock of the run: it sees what committed.
+-- Return whether and why a run has ended. It is a separate statement after the run's lock, so that it sees what has
+-- committed.
 -- parameters: run_id text
 -- returns: error, finished
 SELECT error, finished_at IS NOT NULL AS finished FROM {{bulk_load}} WHERE run_id = %(run_id)s
 
 -- name: abort_run
--- Record why a run has ended, unless a task has said so.
+-- Record why a run failed, unless a task has recorded it.
 -- parameters: run_id text, error text
 -- returns: nothing
 UPDATE {{bulk_load}} SET error = coalesce(error, %(error)s), heartbeat_at = now()
 WHERE run_id = %(run_id)s AND finished_at IS NULL
 
 -- name: abort_batch
--- Record why the batches of a query have ended that are open, unless a task has said so.
+-- Record why the open batches of a query failed, unless a task has recorded it.
 -- parameters: subscriber_id text, digest bytea (of the query), error text
 -- returns: nothing
 UPDATE {{bulk_load}} SET error = coalesce(error, %(error)s), heartbeat_at = now()
 WHERE subscriber_id = %(subscriber_id)s AND digest = %(digest)s AND finished_at IS NULL
 
 -- name: lock_run
--- Wait for transactions of the run, which hold the lock shared: tasks that are run twice may outlive their twins.
+-- Wait for the run's transactions, which share the lock: of a task that runs twice, one attempt may outlive the other.
 -- parameters: stalled text (longest wait), run_lock bigint
 -- returns: a setting, nothing
 SELECT set_config('lock_timeout', %(stalled)s, true), pg_advisory_xact_lock(%(run_lock)s)
@@ -40,15 +41,15 @@ SELECT set_config('lock_timeout', %(stalled)s, true), pg_advisory_xact_lock(%(ru
 -- name: drop_lost_pieces
 -- Delete the pieces of attempts that Spark does not count.
 -- parameters: run_id text, pieces int[] (those that count)
--- returns: how many events they have applied
+-- returns: how many events the deleted pieces have applied
 WITH lost AS (
   DELETE FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s AND chunk <> ALL(%(pieces)s) RETURNING applied
 )
 SELECT coalesce(sum(applied), 0)::bigint FROM lost
 
 -- name: settle_pieces
--- Number the pieces of a run from 0, and have them count what others have applied in their place: to those that count,
--- these events were already processed. Numbers that tasks choose are higher than how many pieces there may be.
+-- Number the pieces of a run from 0, and add to them what deleted pieces have applied: for the remaining pieces, these
+-- events were already processed. The numbers that tasks choose are higher than any number of pieces.
 -- parameters: run_id text, lost bigint (events)
 -- returns: nothing
 UPDATE {{bulk_load_chunk}} AS piece
@@ -66,7 +67,7 @@ FROM (
 WHERE piece.run_id = %(run_id)s AND piece.chunk = ranked.chunk
 
 -- name: finish_run
--- Record that every piece of a run is merged, with what the pieces come to.
+-- Record that every piece of a run is merged, with the sums of the pieces.
 -- parameters: run_id text, rejected_sample jsonb (of Remarks)
 -- returns: nothing
 UPDATE {{bulk_load}} AS run
@@ -79,8 +80,8 @@ FROM (
 WHERE run.run_id = %(run_id)s
 
 -- name: forget_batches
--- Delete the batches of streams of a subscriber but the last: those that are finished, those of the same query, and
--- those that were left long ago.
+-- Delete all batches of a subscriber's streams but the last one, if they are finished, belong to the same query, or were
+-- abandoned long ago.
 -- parameters: run_id text (the last), subscriber_id text, source text, digest bytea (of the query; null: not known),
 --   abandoned_seconds double precision
 -- returns: nothing

@@ -1,8 +1,8 @@
--- The tables that format txbox reads, in stretches that several tasks read. Stretches are cut at keys of the table: from
--- one, which is in it, up to the next; null is the beginning, or the end.
+-- The tables that format txbox reads, in ranges for several tasks. Ranges are cut at keys of the table: a range includes
+-- its first key, and ends before the next one; null is the beginning or the end of the table.
 
 -- name: prepare_read
--- Settings of a transaction that reads for as long as Spark takes the rows.
+-- Set up a transaction that reads for as long as Spark takes to consume the rows.
 -- parameters: none
 -- returns: the settings
 SELECT set_config(name, '0', true) FROM pg_settings
@@ -13,7 +13,7 @@ UNION ALL
 SELECT set_config('transaction_read_only', 'on', true)
 
 -- name: size
--- How much a table has on disk, with its partitions.
+-- Return the size of a table on disk, with its partitions.
 -- parameters: name text
 -- returns: bytes
 SELECT greatest(
@@ -22,7 +22,7 @@ SELECT greatest(
 )
 
 -- name: cut_inbox
--- Ids that cut the inbox, or a subscriber's part of it, evenly: quantiles of a sample of its blocks.
+-- Return keys that cut the inbox, or a subscriber's part of it, evenly: quantiles of a sample of its blocks.
 -- parameters: subscriber_id text (null: all), percent real, parts bigint
 -- returns: the key, as text[]
 WITH ranked AS (
@@ -36,7 +36,7 @@ WHERE place > 0 AND place * %(parts)s::bigint / rows <> (place - 1) * %(parts)s:
 ORDER BY subscriber_id, message_id
 
 -- name: read_inbox
--- What each subscriber, or one, has processed, or has parked.
+-- Return what all subscribers, or one, have processed or parked.
 -- parameters: subscriber_id text (null: all), first text[], beyond text[]
 -- returns: the columns of SOURCE_TABLES in their order
 SELECT subscriber_id, message_id, processed_at, fingerprint, dead_letter_id
@@ -52,7 +52,7 @@ WHERE (%(subscriber_id)s::text IS NULL OR subscriber_id = %(subscriber_id)s)
   )
 
 -- name: cut_outbox_sent
--- Ids that cut what was sent evenly.
+-- Return ids that cut what was sent evenly.
 -- parameters: percent real, parts bigint
 -- returns: the key, as text[]
 WITH ranked AS (
@@ -64,7 +64,7 @@ WHERE place > 0 AND place * %(parts)s::bigint / rows <> (place - 1) * %(parts)s:
 ORDER BY key
 
 -- name: read_outbox_sent
--- What was sent, where a relay keeps it.
+-- Return what was sent, if a relay keeps it.
 -- parameters: first text[], beyond text[]
 -- returns: the columns of SOURCE_TABLES in their order
 SELECT message_id, position, destination, key, headers::text, body, published_at, sent_at
@@ -73,7 +73,7 @@ WHERE (%(first)s::text[] IS NULL OR message_id >= (%(first)s::text[])[1])
   AND (%(beyond)s::text[] IS NULL OR message_id < (%(beyond)s::text[])[1])
 
 -- name: cut_letters
--- Numbers that cut the dead letters evenly.
+-- Return the numbers of dead letters that cut them evenly.
 -- parameters: subscriber_id text (null: all), percent real, parts bigint
 -- returns: the key, as text[]
 WITH ranked AS (
@@ -86,7 +86,7 @@ WHERE place > 0 AND place * %(parts)s::bigint / rows <> (place - 1) * %(parts)s:
 ORDER BY dead_letter_id
 
 -- name: read_letters
--- The dead letters, those too that were redriven or given up.
+-- Return the dead letters, including those that were redriven or discarded.
 -- parameters: subscriber_id text (null: all), first text[], beyond text[]
 -- returns: the columns of SOURCE_TABLES in their order
 SELECT dead_letter_id, subscriber_id, message_id, reason, error, attempts, source, headers::text, body, parked_at,
@@ -97,7 +97,7 @@ WHERE (%(subscriber_id)s::text IS NULL OR subscriber_id = %(subscriber_id)s)
   AND (%(beyond)s::text[] IS NULL OR dead_letter_id < (%(beyond)s::text[])[1]::bigint)
 
 -- name: read_loads
--- Bulk loads and writes, with the sums of their chunks; the duplicates of one that is finished are known.
+-- Return bulk loads and writes with the sums of their chunks. Duplicates are known once a load is finished.
 -- parameters: subscriber_id text (null: all)
 -- returns: the columns of SOURCE_TABLES in their order
 SELECT run.run_id, run.subscriber_id, run.source, run.writer, run.attempts, run.chunks, sums.merged,
