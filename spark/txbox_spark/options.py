@@ -154,8 +154,6 @@ def fields_of(apply: Apply | Upsert) -> Mapping[str, Field] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
-    """The options of a load that its merge needs."""
-
     subscriber_id: str
     schema: str | None = None
     prefix: str = ""

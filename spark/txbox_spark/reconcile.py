@@ -45,8 +45,6 @@ FETCHED_ROWS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class NotArchived:
-    """A message that was processed and is not in the archive."""
-
     message_id: str
     processed_at: datetime
 

@@ -29,8 +29,6 @@ FEW_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The result of a first pass over the events."""
-
     rows: int  # rejected ones included
     sample: tuple[str, ...]  # drawn evenly from all distinct ids, sorted as Postgres sorts them
     content: bytes  # a digest of all rows' ids, rejected rows included; the order does not matter

@@ -16,7 +16,6 @@ from txbox_spark.runtime.session import refuse_connect
 SENT = "sent"
 PROCESSED = "processed"
 KINDS = (SENT, PROCESSED)
-"""Subfolders of an archive."""
 
 DAY = "day"
 """The column, and the part of a path, with the day in UTC, such as 2026-11-20."""
@@ -189,7 +188,6 @@ class ArchiveFolder:
         return list(self.files(self.path(OWN, "staged")))
 
     def remove(self, folder: str) -> None:
-        """Remove a folder with everything in it."""
         with explained(f"cannot remove {folder}"):
             self._files.delete(self._path(folder), True)
 

@@ -51,7 +51,6 @@ SETTLE = timedelta(hours=1)
 """How long a day must be over before it is archived; the clocks of one Postgres cluster differ by less."""
 
 WAIT_SECONDS = 60.0
-"""How long to wait for open transactions."""
 
 SENT_ROWS = 100_000
 """At least how many sent messages one task reads, in whole hours."""

@@ -93,7 +93,6 @@ class LoadContext:
         return self.seem_few and rows <= FEW_ROWS
 
     def plan(self, run: Run) -> MergePlan:
-        """Return the plan that the chunks of a run share."""
         return MergePlan.of(
             self.options,
             run_id=run.run_id,

@@ -73,7 +73,6 @@ class CopyWriter:
         self._context = context
 
     def write(self, run: Run) -> list[FailedChunk]:
-        """Merge every chunk that is not merged yet; return those that failed."""
         context = self._context
         tasks = _tasks(context)
         task = CopyTask(context.options.database.render_as_string(hide_password=False), context.plan(run), run.bounds)

@@ -60,8 +60,6 @@ CANCEL_AGAIN_SECONDS = 0.1
 
 
 class JdbcWriter:
-    """Stages the events with Spark's JDBC writer, and merges the chunks from this process."""
-
     max_chunks: ClassVar[int] = MAX_PARTITIONS
     survey_counts_rejected: ClassVar[bool] = True
 
@@ -122,7 +120,6 @@ class JdbcWriter:
         return Remarks(causes, run.remarks.sample) + remarks
 
     def clean_up(self, run: Run) -> None:
-        """Drop the run's staging tables."""
         self._context.staging.drop(run.run_id)
 
 

@@ -37,7 +37,6 @@ from txbox_spark.runtime.retries import retry_outages
 from txbox_spark.survey import Survey
 
 HEARTBEAT_SECONDS = 10.0
-"""How often a run's heartbeat is recorded."""
 
 BLOCKED_SECONDS = 5.0
 """How long a wait for a lock must last before it is logged."""
@@ -52,8 +51,6 @@ class RunNotFound(TxboxError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One bulk load, as the ledger has it."""
-
     run_id: str  # 12 hexadecimal digits
     subscriber_id: str
     source: str  # what is loaded, in words
@@ -134,7 +131,6 @@ class LoadLedger:
     def begin(
         self, *, subscriber_id: str, source: str, digest: bytes, writer: str, bounds: Sequence[str], found: Survey
     ) -> Run:
-        """Record a new run, and return it."""
         run_id = secrets.token_hex(6)
         self._execute(
             self._sql.begin_run,
@@ -195,7 +191,6 @@ class LoadLedger:
 
     @retry_outages
     def forget(self, run_id: str) -> None:
-        """Delete a run and its chunks."""
         self._execute(self._sql.forget_run, run_id=run_id)
 
     @retry_outages
@@ -232,7 +227,6 @@ class LoadLedger:
 
     @retry_outages
     def totals(self, run_id: str) -> Totals:
-        """Return the sums over the merged chunks."""
         return Totals(*self._execute(self._sql.totals, run_id=run_id)[0])
 
     @retry_outages
@@ -247,7 +241,6 @@ class LoadLedger:
             return find_blocked_loads(connection, run_id)
 
     def beat(self, run_id: str) -> None:
-        """Record that a run is being worked on."""
         self._execute(self._sql.heartbeat, run_id=run_id)
 
     def _execute(self, statement: str, **values: object) -> Sequence[tuple[Any, ...]]:

@@ -44,7 +44,6 @@ LOAD_ATTEMPTS = 5
 """How often chunks that fail for a transient reason are tried."""
 
 LOAD_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=30.0)
-"""Pauses between two attempts."""
 
 
 def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoadReport:
@@ -87,7 +86,6 @@ def choose(context: LoadContext, writer_name: str) -> tuple[WriterChoice, Survey
 
 
 def bounds_of(context: LoadContext, writer_name: str, found: Survey) -> tuple[str, ...]:
-    """Return the bounds between the chunks of a new load."""
     chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
     # Give every task that Spark runs at once equally many chunks, unless they would be tiny.
     even = math.ceil(chunks / context.parallelism) * context.parallelism
@@ -100,7 +98,6 @@ def _writer(context: LoadContext, name: str) -> Writer:
 
 
 def _survey_few(context: LoadContext) -> Survey | None:
-    """Return the survey of the events; None if they are not few."""
     if not context.seem_few:
         return None
     with context.stage("survey", None):

@@ -15,7 +15,6 @@ from txbox_spark.runtime.lazy_imports import SparkSession
 from txbox_spark.runtime.periodic import every
 
 POLL_SECONDS = 0.5
-"""How often ``on_progress`` is called."""
 
 PACE_SECONDS = 60.0
 """How far back the pace looks at least."""

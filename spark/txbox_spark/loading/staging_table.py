@@ -35,8 +35,6 @@ class StagingStatements(SqlFile, file="staging_table.sql"):
 
 
 class StagingTables:
-    """The staging tables in the schema of txbox's tables, under their prefix."""
-
     def __init__(self, engine: Engine, schema: str | None, prefix: str) -> None:
         self._engine = engine
         self._prefix = prefix

@@ -59,8 +59,6 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WriterChoice:
-    """A writer, and why it was chosen."""
-
     writer: str
     reason: str
 

@@ -59,7 +59,6 @@ MERGE_ATTEMPTS = 10
 """How often a chunk is tried that meets a deadlock or a serialization failure."""
 
 MERGE_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=2.0)
-"""Pauses between the attempts."""
 
 MOST_SEARCHES = 3
 """How often a chunk is searched for events that its effect fails for, if other transactions interfere meanwhile."""
@@ -80,8 +79,6 @@ class EffectsHeld(TxboxError):
 
 
 class Merged(NamedTuple):
-    """The result of a merge."""
-
     applied: int  # events that were first
     locked_at: float  # when it began to lock what others may wait for, by ``time.monotonic``
 

@@ -57,7 +57,6 @@ class ChunkStream:
         return self._numbers[self._position(self._rest)]
 
     def _position(self, batch: "pyarrow.RecordBatch") -> int:
-        """Return the position of the chunk that a batch begins with."""
         first = batch.column(MESSAGE_ID)[0].as_py()
         return len(self._bounds) if first is None else bisect_right(self._bounds, first)
 

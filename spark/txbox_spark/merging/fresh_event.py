@@ -194,7 +194,6 @@ def csv_lines(batch: "pyarrow.RecordBatch") -> memoryview:
 
 
 def csv_texts(batch: "pyarrow.RecordBatch") -> "pyarrow.StringArray":
-    """Return each row of a batch as a line of CSV."""
     pieces: list[pyarrow.Array | str] = []
     for column in batch.columns:
         pieces += [",", _field(column)]

@@ -78,8 +78,6 @@ class MergePlan(MergeOptions):
 
 @dataclass(frozen=True, slots=True)
 class ChunkCounts:
-    """The counts of a chunk's rows."""
-
     read: int  # rows of the source
     rejected: int  # rows that cannot be loaded
     distinct: int  # distinct message ids of the other rows
@@ -114,7 +112,6 @@ class TriedIds:
 
     @classmethod
     def from_json(cls, text: str) -> "TriedIds":
-        """Return the object that ``as_json`` wrote."""
         found = json.loads(text)
         counts = found["counts"]
         counts = ChunkCounts(**{**counts, "remarks": Remarks.from_json(counts["remarks"])})
@@ -123,8 +120,6 @@ class TriedIds:
 
 @dataclass(frozen=True, slots=True)
 class FailedChunk:
-    """A chunk that is not merged, and why."""
-
     chunk: int
     error: str  # in one line
     transient: bool  # another attempt may succeed, such as after a lost connection or a deadlock
@@ -167,7 +162,6 @@ class MergeSizer:
 
     @property
     def chunks(self) -> int:
-        """How many chunks the next transaction takes at most."""
         return self._chunks
 
     def merged(self, chunks: int, held_seconds: float) -> None:

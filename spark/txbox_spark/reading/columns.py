@@ -29,8 +29,6 @@ MAX_NAME_BYTES = 63
 
 @dataclass(frozen=True, slots=True)
 class EventColumn:
-    """One column of the relation ``fresh_event``."""
-
     name: str  # as in the source
     staged_as: str
     """The name it is sent under, which needs no quotes; ``message_id`` if it is the id, which is not sent twice."""
@@ -287,7 +285,6 @@ _POSTGRES_TYPES = {
     "timestamp": "timestamp with time zone",
     "timestamp_ntz": "timestamp without time zone",
 }
-"""By the name of Spark's type."""
 
 _TYPE_NAME = re.compile(r"[A-Za-z_][\w$]*(?:[ .][A-Za-z_][\w$]*)*(?: ?\(\d+(?:, ?-?\d+)?\))?(?: [a-z ]+)?(?:\[\])*")
 """What may become part of a CREATE TABLE: words, with an optional schema, length and brackets."""

@@ -34,8 +34,6 @@ REJECTED = "rejected"
 
 @dataclass(frozen=True, slots=True)
 class PreparedEvents:
-    """The rows of a source, ready to be loaded."""
-
     identified: DataFrame
     """The rows with ``message_id`` (text; null if the row is rejected), ``rejected`` (null unless it is), ``given_id``
     (the id, even of a rejected row) and ``event`` (a struct of the source's columns).
@@ -148,7 +146,6 @@ def _kept(text: Column) -> Column:
 
 
 def _is_of_csv(frame: DataFrame) -> bool:
-    """Return whether some of the rows come from CSV files."""
     leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001
     return any(str(leaves.apply(number)).rstrip().endswith("] csv") for number in range(leaves.size()))
 

@@ -24,7 +24,6 @@ from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession
 from txbox_spark.runtime.session import require_jdbc_driver
 
 KINDS = ("table", "delta", "iceberg", "jdbc")
-"""Prefixes of a source."""
 
 FETCHED_ROWS = "10000"
 """Rows that a JDBC driver fetches at a time; by default, the Postgres driver fetches all of them at once."""

@@ -61,7 +61,6 @@ class RejectsTable:
         )
 
     def create(self, connection: Connection) -> None:
-        """Create the table unless it exists."""
         there = connection.exec_driver_sql("SELECT to_regclass(%s)", (unescaped(self.name),)).scalar_one()
         if there is not None:  # even if the table exists, CREATE IF NOT EXISTS needs the right to create
             return

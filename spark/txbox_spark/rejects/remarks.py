@@ -14,7 +14,6 @@ SHOWN_CAUSES = 20
 """How many causes are counted separately; rows with other causes are counted together."""
 
 SHOWN_CHARACTERS = 300
-"""How much of a rejected row is shown."""
 
 VALUE_CHARACTERS = 40
 """How much is kept of the value that a row is rejected for."""

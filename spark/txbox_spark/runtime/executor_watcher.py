@@ -29,7 +29,6 @@ NOTICE_AGAIN_SECONDS = 60.0
 """How long until it is logged again."""
 
 POLL_SECONDS = 1.0
-"""How often executors are counted."""
 
 MASTER_SECONDS = 5
 """How long the master may take to answer."""
@@ -39,7 +38,6 @@ WORKER_SECONDS = 0.5
 """How long a worker may take to answer."""
 
 MOST_WORKERS = 20
-"""How many workers are asked at most."""
 
 
 class ExecutorsMissing(TxboxError):
@@ -156,7 +154,6 @@ def missing_executors(context: Any) -> str:
 
 
 def _offer(context: Any, master: str, memory: int, cores: int) -> str:
-    """Return what a Spark standalone master offers."""
     workers = _workers(context, master)
     if workers is None:
         return f"the master {master} does not say what it offers; is it alive?"
@@ -182,7 +179,6 @@ class _Worker(NamedTuple):
     cores: int
 
     def answers(self) -> bool:
-        """Return whether the worker accepts connections."""
         try:
             socket.create_connection((self.host, self.port), WORKER_SECONDS).close()
         except OSError:

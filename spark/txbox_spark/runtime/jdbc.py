@@ -195,12 +195,10 @@ SAMPLED_BYTES = 8 << 20
 
 
 def parts_of(table_bytes: int) -> int:
-    """Return how many parts a table of this size is cut into."""
     return min(max(-(-table_bytes // PARTITION_BYTES), 1), MAX_PARTITIONS)
 
 
 def sampled_percent(table_bytes: int) -> float:
-    """Return what percentage of a table of this size is sampled."""
     return min(100.0, 100.0 * SAMPLED_BYTES / max(table_bytes, 1))
 
 

@@ -35,7 +35,6 @@ CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 
 def require_pyspark() -> None:
-    """Raise ``SparkSetupError`` if pyspark is not installed."""
     if importlib.util.find_spec("pyspark") is None:
         raise SparkSetupError("pyspark is missing; install it: pip install 'txbox[spark]'")
 

@@ -112,14 +112,12 @@ def _variant(value: object) -> str:
 
 
 def _quoted(words: "pyarrow.StringArray") -> "pyarrow.StringArray":
-    """Return texts as JSON strings."""
     if compute.any(compute.match_substring_regex(words, r"[\x00-\x1f]")).as_py():
         return _each(words, lambda word: json.dumps(word, ensure_ascii=False))
     return _joined('"', _escaped(words), '"')
 
 
 def _escaped(words: "pyarrow.StringArray") -> "pyarrow.StringArray":
-    """Return texts with a backslash before each backslash and quote."""
     return compute.replace_substring(compute.replace_substring(words, "\\", "\\\\"), '"', '\\"')
 
 

@@ -99,7 +99,6 @@ class RunLedger:
         self._loads.record_failure(self.plan.run_id, error)
 
     def abort(self, error: str) -> None:
-        """Record that the write has failed."""
         self.begin()
         self._execute(self._sql.abort_run, {"run_id": self.plan.run_id, "error": error})
 

@@ -41,8 +41,6 @@ OF_STREAMS = (CHECKPOINT, "queryname")
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The valid options of a write."""
-
     load: ValidLoadOptions
     fails_on_rejected: bool  # whether rows that cannot be loaded end the write
     checkpoint: str | None = None
@@ -51,8 +49,6 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The valid options of a read."""
-
     database: URL
     table: str
     subscriber_id: str | None  # None means all subscribers

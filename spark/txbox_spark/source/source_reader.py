@@ -31,8 +31,6 @@ class SourceStatements(SqlFile, file="source_reader.sql"):
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table that can be read."""
-
     name: str  # in Postgres, without the prefix
     columns: str  # as Spark DDL
     rows: int  # how many a task holds at a time: fewer if they have bodies
@@ -130,7 +128,6 @@ class TableReader(DataSourceReader):
         return [KeyRange(first, beyond) for first, beyond in zip([None, *bounds], [*bounds, None], strict=True)]
 
     def read(self, partition: InputPartition) -> "Iterator[pyarrow.RecordBatch]":
-        """Yield the rows of a range in batches."""
         assert isinstance(partition, KeyRange)  # noqa: S101 - Spark passes one that we made
         arrow = self._table.arrow_schema()
         values: dict[str, Any] = {"subscriber_id": self._options.subscriber_id}

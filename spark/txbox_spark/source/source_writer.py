@@ -61,7 +61,6 @@ class InboxWriter(DataSourceArrowWriter):
         self._ledger().check()
 
     def write(self, iterator: "Iterator[pyarrow.RecordBatch]") -> MergedPieces:
-        """Merge the rows of one attempt at a task."""
         return MergedPieces(self._task.plan.run_id, self._task.merge(iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -30,7 +30,6 @@ def decimals_of(columns: StructType) -> dict[str, "types.DecimalType"]:
 
 
 def as_text(columns: StructType, names: Collection[str]) -> StructType:
-    """Return the columns, with those in ``names`` as text."""
     text = types.StringType()
     fields = [types.StructField(field.name, text) if field.name in names else field for field in columns.fields]
     return types.StructType(fields)
@@ -180,7 +179,6 @@ _FILE, _ENDS, _NUMBER = "file", "ends", "number"
 _OUTSIDE, _WITHIN, _TURNED = 0, 1, 2
 """How a line ends: outside or within quotes, however it begins; or the opposite of how it begins."""
 _SHOWN = 100
-"""How many characters of a line an error shows."""
 _PLAIN_QUOTES = "give the option quote= (empty) if quotes are plain text"
 
 

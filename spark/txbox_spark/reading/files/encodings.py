@@ -32,8 +32,6 @@ REPLACED = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Charset:
-    """An encoding."""
-
     name: str  # in Java
     codec: str  # its name in Python
 

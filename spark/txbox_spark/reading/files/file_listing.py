@@ -72,7 +72,6 @@ def _plain(path: str) -> str:
 
 
 def described(paths: Sequence[str]) -> str:
-    """Return a short description of the paths."""
     return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
 
 
@@ -86,7 +85,6 @@ FILES_ALONE = {"recursiveFileLookup": "true"}
 
 
 def folder_columns(frame: DataFrame) -> list[str]:
-    """Return the columns of a frame that come from folder names."""
     return list(dict.fromkeys(name for one in _relations(frame) for name in one.partitionSchema().fieldNames()))
 
 

@@ -24,7 +24,6 @@ from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, SparkS
 _MARK = "\ufeff"
 _DEPTH = "maxnestingdepth"
 _SHOWN = 100
-"""How many characters of a text an error shows."""
 
 
 def has_more(text: Column, given: Mapping[str, str]) -> Column:
@@ -62,7 +61,6 @@ def refuse_more(texts: DataFrame, given: Mapping[str, str], *, whole: bool) -> N
 
 
 def is_one_value(text: Column) -> Column:
-    """Return whether a text is exactly one JSON value."""
     return _is_one(text, lambda array: sql.json_array_length(array))
 
 
