@@ -34,8 +34,7 @@ from txbox_spark.runtime.session import require_jdbc_driver
 from txbox_spark.survey import Survey, content_digest, count_rejected_rows, survey, survey_few
 
 ROWS_OF_A_CHUNK = 10_000
-"""About how many rows a chunk has, unless ``chunk_rows`` is less. A transaction merges one or more chunks, see
-``merge_sizer``."""
+"""About how many rows a chunk has, unless ``chunk_rows`` is less; see ``MergeSizer`` for chunks per transaction."""
 
 MIN_CHUNK_ROWS = 5_000
 """A smaller chunk costs more as a transaction than merging it in parallel saves."""

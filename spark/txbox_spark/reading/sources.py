@@ -5,7 +5,7 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
 - A line that cannot be read stays in the result, with its text in the column ``_corrupt_record``. Spark parses only the
   columns that a query asks for, so the result always asks for all of them.
 - CSV files may have their columns in different orders. A header that lacks a column, has an extra one or has one twice
-  is an error. A column without a name is called ``_c`` and its position: see ``csv_headers``. A quoted ``""`` is an
+  is an error. A column without a name is called ``_c`` and its position: see ``csv_records``. A quoted ``""`` is an
   empty text; an empty field is null. A quote within quotes is doubled (RFC 4180), as Postgres and spreadsheets write
   it; a quote that is not doubled fails the query. A quoted field may hold line breaks. A file that ends within quotes,
   as a truncated one may, is an error: see ``csv_records``.
@@ -13,7 +13,7 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
   decimal that does not fit its type to the last digit, makes the record malformed. With the option ``locale``, Spark
   parses decimals, and rounds them.
 - JSON numbers never become floating-point numbers if a decimal can hold them, and a quoted text stays text. If no
-  decimal can, and another number would change, it is an error: see ``json_numbers``.
+  decimal can, and another number would change, it is an error: see ``json_values``.
 - Parquet files need not all have the same columns: the result has those of every file. Times in nanoseconds are read if
   they are whole microseconds, and whole numbers with the widest type of the files: see ``parquet_columns``.
 - The value in a folder's name, such as ``store=007``, is text, unless the schema says otherwise.
