@@ -148,7 +148,7 @@ class World:
                 "SELECT message_id, reason, redriven_at IS NULL AND discarded_at IS NULL AS waits, "
                 "discarded_at IS NOT NULL AS discarded FROM dead_letter WHERE subscriber_id = 'billing'"
             ).all()
-            unsent = set(connection.exec_driver_sql("SELECT message_id FROM outbox_message").scalars())
+            unsent = set(connection.exec_driver_sql("SELECT headers ->> 'of' FROM outbox_message").scalars())
         waits = {one.message_id for one in letters if one.waits}
         parked = {one.message_id for one in letters if one.waits and one.reason != "expired"}
         given_up = {one.message_id for one in letters if one.discarded} | self._given_up
