@@ -46,7 +46,7 @@ SPARK_TESTS := tests/integration/txbox_spark tests/acceptance/spark
 # rights. A load as a whole is asked of Spark by test_watermark.py, with tables of staging and a merge; the SQL of its chunks needs no
 # Spark. What brokers, handlers, options and pages make of it, `make test` asks once.
 CONTAINER_TESTS := tests/containers tests/migrations tests/integration/test_rights.py \
-  $(addprefix tests/integration/txbox/,audit dead_letters entities inbox maintenance outbox postgres watermarks test_status.py \
+  $(addprefix tests/integration/txbox/,operations/audit dead_letters entities inbox maintenance outbox postgres watermarks test_status.py \
     $(addprefix leases/test_,failover.py postgres_failures.py postgres_fences.py postgres_ledger.py server_clock_steps.py status.py) \
     $(addprefix relay/test_,commit_order.py pooler.py relay.py round_trips.py settlements.py side_by_side.py trouble.py waking.py) \
     $(addprefix styles/test_,asyncpg_pooler.py inbox.py psycopg.py)) \
