@@ -174,17 +174,10 @@ def test_the_oldest_versions_that_are_tested_are_those_that_are_admitted() -> No
 def test_the_tests_that_are_named_are_there(tmp_path: Path) -> None:
     """Side by side, pytest passes over a path that is missing, and all others with it."""
     lists = tmp_path / "lists.mk"
-    lists.write_text(
-        "include Makefile\nnamed:\n\t@echo $(CONTAINER_TESTS) $(OLDEST_TESTS) $(PYTHONS_TESTS) $(SPARK_TESTS)\n"
-    )
-    printed = subprocess.run(
-        ["make", "--silent", "-f", lists, "named"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    names = "$(CONTAINER_TESTS) $(OLDEST_TESTS) $(PYTHONS_TESTS) $(SPARK_TESTS)"
+    lists.write_text(f"include Makefile\nnamed:\n\t@echo {names}\n")
+    command = ["make", "--silent", "-f", lists, "named"]
+    printed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
     named = printed.stdout.split()
     assert len(named) > 40
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
