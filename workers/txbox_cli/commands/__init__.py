@@ -1,1 +1,1 @@
-"""The commands of ``txbox``, one file each."""
+"""The commands of ``txbox``; ``txbox_cli.app`` lists them, and imports one when it is asked for."""
