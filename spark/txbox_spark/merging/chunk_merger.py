@@ -40,6 +40,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -143,7 +144,7 @@ def merge_chunk(
         pause: waits this many seconds between two attempts.
 
     Raises:
-        sqlalchemy.exc.DBAPIError, TxboxError: a statement or the effect failed; roll back.
+        sqlalchemy.exc.DBAPIError, psycopg.Error, TxboxError: a statement or the effect failed; roll back.
     """
     if tried is None:
         parked = count_parked(connection, plan, staged or FRESH_EVENT)
@@ -168,10 +169,10 @@ def merge_chunk(
                 plan.run_id,
                 chunk,
             )
-        except (DBAPIError, ApplyFailed) as error:
+        except (DBAPIError, psycopg.Error, ApplyFailed) as error:
             failures += 1
             again = is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
-            lost = isinstance(error, DBAPIError) and error.connection_invalidated
+            lost = connection.invalidated
             fails = not searching or isinstance(error, GoodEventsFailed)
             by_events = fails and is_about_events(error) and searches < MOST_SEARCHES
             if lost or not (again or by_events) or failures == MERGE_ATTEMPTS:

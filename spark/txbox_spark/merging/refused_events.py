@@ -28,12 +28,16 @@ truncated: within a savepoint, TRUNCATE creates new files and new catalog rows, 
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from txbox.postgres.round_trip import Statement, Step, row_of, run_steps
+from txbox.postgres.sql import array_literal
 from txbox.postgres.sqlstates import sqlstate
+from txbox.postgres.transactions import driver_cursor
 from txbox_spark.merging.effect_runner import ApplyFailed
 from txbox_spark.merging.fresh_event import (
     FRESH_EVENT,
@@ -64,8 +68,8 @@ EMPTY = f"TRUNCATE {FRESH_EVENT}"
 DELETE = f"DELETE FROM {FRESH_EVENT}"  # noqa: S608 - a name of ours
 BEGIN_TURN = "SAVEPOINT txbox_turn"
 END_TURN = "ROLLBACK TO SAVEPOINT txbox_turn; RELEASE SAVEPOINT txbox_turn"
-BEGIN_PART = "SAVEPOINT txbox_part"
-UNDO_PART = "ROLLBACK TO SAVEPOINT txbox_part; RELEASE SAVEPOINT txbox_part"
+BEGIN_PART = ("SAVEPOINT txbox_part",)
+UNDO_PART = ("ROLLBACK TO SAVEPOINT txbox_part", "RELEASE SAVEPOINT txbox_part")
 
 
 class GoodEventsFailed(ApplyFailed):
@@ -93,7 +97,7 @@ def find_refused(
     Raises:
         GoodEventsFailed: what the effect reads or changes has changed meanwhile; search again.
         ApplyFailed: the effect fails without any event, or no event can be applied.
-        sqlalchemy.exc.DBAPIError, TxboxError: the effect fails for another reason.
+        sqlalchemy.exc.DBAPIError, psycopg.Error, TxboxError: the effect fails for another reason.
     """
     connection.exec_driver_sql(hold_fresh())
     connection.exec_driver_sql(EMPTY)
@@ -124,12 +128,14 @@ class _Search:
         self.refused: dict[str, str] = {}  # why, by id, sorted
         self._last_good = ""  # up to this id, all events that are not refused are good
         self._connection = connection
-        self._fill, self._fill_good = fill_from_held(columns), fill_good(columns)
+        self._fill, self._fill_good = _statement(fill_from_held(columns)), fill_good(columns)
+        self._find_suspect = _statement(held_suspect())
         self._lock_effect = lock_effect
         self._in_turn = False
         self._ends_at = 0.0
         self._dead = 0  # about how many rows ``fresh_event`` has had since it was truncated
         self._parts = 0  # applied in this turn and not rolled back
+        self._owed: list[Step] = []  # undo the part that failed last; they go with the next statements
 
     def apply_none(self) -> None:
         """Raise unless the effect succeeds without any event."""
@@ -165,7 +171,7 @@ class _Search:
         """Roll the turn back, which releases its locks."""
         if self._in_turn:
             self._connection.exec_driver_sql(END_TURN)
-            self._in_turn = False
+            self._in_turn, self._owed = False, []
 
     def _try(self, ids: Sequence[str]) -> ApplyFailed | DBAPIError | None:
         """Apply events after the good ones; return the error if it is about them, or None if they are good, too."""
@@ -173,7 +179,6 @@ class _Search:
             self.end_turn()
             self._begin_turn()
         if (error := self._applied(ids)) is not None:
-            self._connection.exec_driver_sql(UNDO_PART)
             return error
         self._parts += 1
         self._last_good = max(self._last_good, ids[-1])
@@ -188,23 +193,29 @@ class _Search:
         if end - at == 1 or not isinstance(orig, psycopg.Error):
             return -1
         quoted = f"{orig.diag.message_primary} {orig.diag.message_detail}"
-        values = {"message_ids": list(ids[at:end]), "quoted": quoted}
-        found = self._connection.exec_driver_sql(held_suspect(), values).scalar()
-        return -1 if found is None else ids.index(found, at, end)
+        search = self._find_suspect.with_values(message_ids=array_literal(ids[at:end]), quoted=quoted)
+        found = row_of(self._connection, self._run(search))
+        return -1 if found is None else ids.index(found[0], at, end)
 
     def _applied(self, ids: Sequence[str]) -> ApplyFailed | DBAPIError | None:
-        """Apply events in a savepoint, which stays open; return the error if it is about them."""
+        """Apply events in a savepoint; return the error if it is about them. If it is not, the savepoint stays open."""
         empty = DELETE if self._dead <= MOST_DEAD else EMPTY
         self._dead = len(ids) + (self._dead if empty is DELETE else 0)
-        self._connection.exec_driver_sql(f"{empty}; {BEGIN_PART}")
+        self._run(*_steps(empty, *BEGIN_PART), self._fill.with_values(message_ids=array_literal(ids)))
         try:
-            self._connection.exec_driver_sql(self._fill, {"message_ids": list(ids)})
             self._apply(self._connection)
         except (DBAPIError, ApplyFailed) as error:
             if not is_about_events(error):
                 raise
+            self._owed = _steps(*UNDO_PART)
             return error
         return None
+
+    def _run(self, *steps: Step) -> Any:
+        """Run statements in one round trip, after those that are owed; return the result of the last one."""
+        owed, self._owed = self._owed, []
+        with driver_cursor(self._connection):
+            return run_steps(self._connection, [*owed, *steps])[-1]
 
     def _begin_turn(self) -> None:
         """Lock the effect, and apply the good events again."""
@@ -231,8 +242,15 @@ class _Search:
     def _require_good(self, ids: Sequence[str], error: ApplyFailed | DBAPIError) -> None:
         """Raise the error unless one of these events can be applied; try at most ``ALL_REFUSED`` of them."""
         for message_id in ids[:: -(-len(ids) // ALL_REFUSED) or 1]:
-            found = self._applied([message_id])
-            self._connection.exec_driver_sql(UNDO_PART)
-            if found is None:
+            if self._applied([message_id]) is None:
+                self._owed = _steps(*UNDO_PART)
                 return
         raise error
+
+
+def _statement(text: str) -> Statement:
+    return Statement.of(text, has_plan=False)
+
+
+def _steps(*texts: str) -> list[Step]:
+    return [Step(_statement(text)) for text in texts]

@@ -205,3 +205,21 @@ def test_what_fails_only_for_all_events_is_searched_a_few_times(engine: Engine, 
         merge(engine, books, 9, apply)
     assert calls.count(False) == 1 + MOST_SEARCHES
     assert books.inbox() == []
+
+
+def test_a_conflict_in_a_statement_of_the_search_has_the_merge_try_again(engine: Engine, books: Books) -> None:
+    books.run(
+        "CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN "
+        "IF nextval('tries') = 1 THEN RAISE serialization_failure; END IF; RETURN NEW; END$$",
+        "ALTER TABLE effect ADD CHECK (account_id <> 5)",
+    )
+    trigger = "CREATE OR REPLACE TRIGGER conflict BEFORE INSERT ON fresh_event FOR EACH ROW EXECUTE FUNCTION conflict()"
+
+    def apply(connection: Connection) -> None:
+        if alone(connection):
+            connection.exec_driver_sql(trigger)
+        connection.exec_driver_sql(APPLY)
+
+    assert merge(engine, books, 9, apply) == 8
+    assert 5 not in applied(books)
+    assert books.rows("SELECT last_value > 1 FROM tries") == [(True,)]
