@@ -141,12 +141,12 @@ class DirectoryBroker:
         return Worker(DirectorySource(queue, visibility_seconds=visibility_seconds or 30), **options)
 
 
-def install(where: Path) -> Path:
+def install(where: Path, *, name: str = "dir", value: str = "support.directory_broker:DirectoryBroker") -> Path:
     """Make the metadata that the installation of such a package makes, and return the folder for ``sys.path``."""
-    metadata = where / "directory_broker-1.0.dist-info"
+    metadata = where / f"{name}_broker-1.0.dist-info"
     metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: directory-broker\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[txbox.brokers]\ndir = support.directory_broker:DirectoryBroker\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-broker\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[txbox.brokers]\n{name} = {value}\n")
     return where
 
 

@@ -15,14 +15,14 @@ from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Protocol, Unpack, cast
 
-from txbox import DeadLetter, InvalidConfiguration
+from txbox import DeadLetter, InvalidConfiguration, TxboxError
 
 if TYPE_CHECKING:
     from txbox.relay import AsyncPublisher, Publisher
     from txbox_workers.options import WorkerOptions
     from txbox_workers.worker import Worker
 
-__all__ = ["GROUP", "Broker", "Queue", "broker_entry", "broker_of", "letter_sender", "scheme"]
+__all__ = ["GROUP", "Broker", "Queue", "broker_entry", "broker_of", "letter_sender", "load", "scheme"]
 
 GROUP = "txbox.brokers"
 """The group of the entry points."""
@@ -87,10 +87,20 @@ def broker_of(queue: str) -> Broker:
     """Return the broker that has this queue, from the package that offers its scheme.
 
     Raises:
-        InvalidConfiguration: no installed package offers it.
+        InvalidConfiguration: no installed package offers it, or the package cannot be imported.
         ExtraMissing: the package is installed, but something it needs is not.
     """
-    return cast("Broker", broker_entry(queue).load()())
+    return load(broker_entry(queue))
+
+
+def load(entry: EntryPoint) -> Broker:
+    """Return the broker that an entry point names. It raises what ``broker_of`` does."""
+    try:
+        return cast("Broker", entry.load()())
+    except TxboxError:
+        raise
+    except Exception as error:  # whatever a package does when it is imported
+        raise InvalidConfiguration(f"{entry.value} cannot be used: {type(error).__name__}: {error}") from error
 
 
 def broker_entry(queue: str) -> EntryPoint:

@@ -70,6 +70,22 @@ def test_a_relay_sends_to_it(queue: str, schema_url: str, engine: Engine) -> Non
     assert sent.message.headers["tenant"] == "t-1"
 
 
+def test_a_relay_sends_to_the_others_if_one_cannot_be_imported(
+    queue: str, tmp_path: Path, txbox: Callable[..., Ended], schema_url: str, engine: Engine
+) -> None:
+    install(tmp_path / "site", name="broken", value="no_such_module:Broker")
+    with engine.begin() as connection:
+        Outbox().publish(connection, queue, b"{}")
+    with Running("relay", "--url", schema_url) as running, closing(DirectorySource(queue)) as source:
+        running.says("to dir, sqs, sns, eventbridge")
+        wait_until(source.receive)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+    why = "no_such_module:Broker cannot be used: ModuleNotFoundError: No module named 'no_such_module'"
+    assert f"txbox: broken: {why}; what is sent to it waits\n" in running.err
+    txbox("status", "--queue", "broken:purchases").failed_in_one_line(1, why)
+
+
 def test_the_dashboard_sends_letters_back_to_it(queue: str, engine: Engine) -> None:
     letters = DeadLetters(engine)
     letters.park(DeadLetter("billing", "m", Reason.FAILED, "ValueError: no stock", 3, source=queue, body=b"{}"))

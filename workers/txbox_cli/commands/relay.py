@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from txbox.errors import ExtraMissing
+from txbox.errors import ExtraMissing, InvalidConfiguration
 from txbox.relay import AsyncPublisher, Publisher, Relay
 from txbox.relay.async_sender import CONCURRENCY
 from txbox.relay.poller import IDLE_SECONDS
@@ -19,7 +19,7 @@ from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, Hea
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import DatabaseTarget, PrefixOption, SchemaOption, UrlOption, database, read_span
 from txbox_cli.signals import hangup_terminates
-from txbox_workers.brokers import GROUP
+from txbox_workers.brokers import GROUP, load
 
 SENDERS = 4
 
@@ -228,14 +228,20 @@ def _article(name: str) -> str:
 
 
 def _publishers(own: Mapping[str, Publisher | AsyncPublisher] | None) -> Mapping[str, Publisher | AsyncPublisher]:
-    """Return the installed brokers' publishers and these. Skip a broker whose extra is missing, unless none is left."""
+    """Return the installed brokers' publishers and these.
+
+    Skip a broker that cannot be imported, for what is sent to it waits; and one whose extra is missing, unless none is
+    left.
+    """
     found: dict[str, Publisher | AsyncPublisher] = {}
     missing = None
     for entry in sorted(entry_points(group=GROUP)):
         try:
-            found |= entry.load()().publishers()
+            found |= load(entry).publishers()
         except ExtraMissing as error:
             missing = error
+        except InvalidConfiguration as error:
+            typer.echo(f"txbox: {entry.name}: {error}; what is sent to it waits", err=True)
     if missing is not None and not (found or own):
         raise missing
     return {**found, **(own or {})}
