@@ -9,6 +9,7 @@ from alembic.util import CommandError
 from txbox.errors import TxboxError
 from txbox_migrations.database import connected
 from txbox_migrations.environment import run_offline, run_online
+from txbox_migrations.version_mark import require_prefix
 
 logging.basicConfig(format="%(message)s")
 logging.getLogger("alembic").setLevel(logging.INFO)
@@ -18,6 +19,7 @@ schema = settings.get("schema")
 prefix = settings.get("prefix", "")
 
 try:
+    require_prefix(prefix)
     if context.is_offline_mode():
         run_offline(schema=schema, prefix=prefix)
     else:

@@ -22,6 +22,7 @@ from txbox_migrations.steps import LATEST
 from txbox_migrations.version_mark import require_prefix, require_version
 
 _HISTORY: Final = Path(__file__).parent / "history"
+_STEPS: Final = Path(__file__).parent / "steps"
 
 # alembic.context and alembic.op belong to the process, not the thread: two runs at once would mix them up.
 _ALEMBIC: Final = threading.Lock()
@@ -151,6 +152,7 @@ def _config(
 ) -> Config:
     config = Config(attributes={"schema": schema, "prefix": prefix, **(attributes or {})}, output_buffer=output_buffer)
     config.set_main_option("script_location", str(_HISTORY).replace("%", "%%"))
+    config.set_main_option("version_locations", str(_STEPS).replace("%", "%%"))
     config.set_main_option("path_separator", "newline")
     return config
 

@@ -1,15 +1,17 @@
 """Run our alembic history: its own version table, one transaction, and never two runs at once.
 
 Both env.py files call this module: ``history/env.py`` for ``upgrade_database`` and ``migrations/env.py`` for
-``alembic upgrade`` in the repository.
+``alembic upgrade`` in the repository. The revisions are the files in ``steps``.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from alembic import context
-from alembic.runtime.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext, MigrationInfo
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateSchema, DropTable
 
@@ -17,7 +19,7 @@ from txbox.postgres.engines import require_server
 from txbox.schema import TABLE_NAMES
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import BASELINE, LATEST
-from txbox_migrations.version_mark import before_baseline, current_version
+from txbox_migrations.version_mark import before_baseline, current_version, write_version
 
 VERSION_TABLE: Final = "txbox_version"
 """The table in which our alembic history keeps its revision, in the schema of our tables; the prefix goes before it."""
@@ -58,11 +60,16 @@ def run_online(connection: Connection, *, schema: str | None, prefix: str) -> Ve
     """
     require_server(connection)
     with connection.begin():
-        context.configure(connection=connection, version_table=f"{prefix}{VERSION_TABLE}", version_table_schema=schema)
+        context.configure(
+            connection=connection,
+            version_table=f"{prefix}{VERSION_TABLE}",
+            version_table_schema=schema,
+            on_version_apply=_write_mark,
+        )
         migration = context.get_context()
         if "destination_rev" not in migration.opts:  # a command that only reads, such as `alembic current`
             before = _recorded_version(migration)
-            context.run_migrations(schema=schema, prefix=prefix)
+            _run(schema, prefix)
             return VersionChange(before, before)
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.cast(_MIGRATION_LOCK, sa.BigInteger))))
         if schema is not None and not sa.inspect(connection).has_schema(schema):
@@ -71,7 +78,7 @@ def run_online(connection: Connection, *, schema: str | None, prefix: str) -> Ve
             connection.execute(CreateSchema(schema))
         before = _recorded_version(migration)
         _require_ours(before, connection, schema, prefix)
-        context.run_migrations(schema=schema, prefix=prefix)
+        _run(schema, prefix)
         after = _recorded_version(migration)
         if not after:
             connection.execute(_drop_version_table(schema, prefix))
@@ -89,15 +96,30 @@ def run_offline(*, schema: str | None, prefix: str) -> None:
         literal_binds=True,
         version_table=f"{prefix}{VERSION_TABLE}",
         version_table_schema=schema,
+        on_version_apply=_write_mark,
     )
     to_nothing = context.get_revision_argument() is None
     with context.begin_transaction():
         context.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
         if schema is not None and not to_nothing:
             context.execute(CreateSchema(schema, if_not_exists=True))
-        context.run_migrations(schema=schema, prefix=prefix)
+        _run(schema, prefix)
         if to_nothing:
             context.execute(_drop_version_table(schema, prefix))
+
+
+def _run(schema: str | None, prefix: str) -> None:
+    context.run_migrations(op=Operations(context.get_context()), schema=schema, prefix=prefix)
+
+
+def _write_mark(
+    ctx: MigrationContext, step: MigrationInfo, heads: Collection[Any], run_args: Mapping[str, Any]
+) -> None:
+    """Write the version that a step has led to beside the tables, unless they are gone."""
+    if step.is_stamp:
+        return
+    for after in heads:
+        write_version(Operations(ctx), int(after), schema=run_args["schema"], prefix=run_args["prefix"])
 
 
 def _recorded_version(migration: MigrationContext) -> int:

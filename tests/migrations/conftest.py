@@ -1,9 +1,11 @@
 """Empty databases: the tables are what is tested here."""
 
+import runpy
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import (
@@ -24,7 +26,7 @@ from sqlalchemy import (
 import txbox_migrations
 from support.postgres.engines import NO_HSTORE
 from txbox_migrations import LATEST
-from txbox_migrations.steps import STEPS, VersionStep
+from txbox_migrations.steps import STEPS
 
 
 @pytest.fixture
@@ -60,37 +62,33 @@ def connection(database_url: str) -> Iterator[Connection]:
     engine.dispose()
 
 
-REVISION = """
-from alembic import op
-
-import txbox_migrations
+STEP = """
+from sqlalchemy import Column, Integer
 
 revision = "{next}"
 down_revision = "{last}"
 
 
-def upgrade(schema, prefix):
-    txbox_migrations.upgrade(op, to={next}, since={last}, schema=schema, prefix=prefix)
+def upgrade(op, schema, prefix):
+    op.create_table(prefix + "made_up", Column("number", Integer), schema=schema)
 
 
-def downgrade(schema, prefix):
-    txbox_migrations.downgrade(op, to={last}, since={next}, schema=schema, prefix=prefix)
+def downgrade(op, schema, prefix):
+    op.drop_table(prefix + "made_up", schema=schema)
 """
 
 
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """The number of a made-up version after the last one, that this release then knows: it adds a table ``made_up``."""
-    step = VersionStep(
-        lambda op, schema, prefix: op.create_table(f"{prefix}made_up", Column("number", Integer), schema=schema),
-        lambda op, schema, prefix: op.drop_table(f"{prefix}made_up", schema=schema),
-    )
+    steps = shutil.copytree(txbox_migrations.database._STEPS, tmp_path / "steps")
+    written = steps / f"step_{LATEST + 1:03}_made_up.py"
+    written.write_text(STEP.format(last=LATEST, next=LATEST + 1))
+    step = SimpleNamespace(**runpy.run_path(str(written)))
     monkeypatch.setattr(txbox_migrations.runner, "STEPS", (*STEPS, step))
     for module in ("runner", "version_mark", "environment", "database"):
         monkeypatch.setattr(f"txbox_migrations.{module}.LATEST", LATEST + 1)
-    history = shutil.copytree(txbox_migrations.database._HISTORY, tmp_path / "history")
-    (history / "versions" / f"version_{LATEST + 1}.py").write_text(REVISION.format(last=LATEST, next=LATEST + 1))
-    monkeypatch.setattr(txbox_migrations.database, "_HISTORY", history)
+    monkeypatch.setattr(txbox_migrations.database, "_STEPS", steps)
     return LATEST + 1
 
 

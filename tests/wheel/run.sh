@@ -60,7 +60,7 @@ for needed in (
     "txbox_dashboard/static/NOTICE.txt",
     "txbox_dashboard/templates/layout.html",
     "txbox_migrations/history/env.py",
-    "txbox_migrations/history/versions/version_10.py",
+    "txbox_migrations/steps/step_010_baseline.py",
     "txbox_django/management/commands/txbox_worker.py",
     "txbox_django/migrations/0001_baseline.py",
 ):

@@ -1,29 +1,28 @@
 """The steps that build txbox's tables, oldest first; a released step never changes.
 
-Each step is self-contained. It describes its tables itself and does not import them from ``txbox.schema``, which
-changes over time. Names are wrapped in ``op.f`` so that a host's naming convention leaves them alone.
+Each step is a file ``step_NNN_….py`` and a revision of our alembic history. It is self-contained: it describes its
+tables itself and does not import them from ``txbox.schema``, which changes over time. Names are wrapped in ``op.f`` so
+that a host's naming convention leaves them alone.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Final, Protocol, cast
 
 from alembic.operations import Operations
 
-from txbox_migrations.steps import step_010_baseline
-
 __all__ = ["BASELINE", "LATEST", "LIFTED_BY", "STEPS", "VersionStep"]
 
-StepFunction = Callable[[Operations, str | None, str], None]
-"""Takes alembic's operations, the schema (None: the search path) and the prefix of every name."""
 
+class VersionStep(Protocol):
+    """One step from a version to the next, and back.
 
-@dataclass(frozen=True, slots=True)
-class VersionStep:
-    """One step from a version to the next, and back."""
+    ``schema`` is that of the tables (None: the search path), ``prefix`` that of every name.
+    """
 
-    upgrade: StepFunction
-    downgrade: StepFunction
+    def upgrade(self, op: Operations, schema: str | None, prefix: str) -> None: ...
+
+    def downgrade(self, op: Operations, schema: str | None, prefix: str) -> None: ...
 
 
 BASELINE: Final = 10
@@ -37,7 +36,10 @@ from then and the first from now, and its tables are valid in both; 1 to 9 will 
 LIFTED_BY: Final = "48c2fd12"
 """The last commit with the ten steps; it brings tables of versions 1 to 9 to the baseline."""
 
-STEPS = (VersionStep(step_010_baseline.upgrade, step_010_baseline.downgrade),)
+STEPS = tuple(
+    cast("VersionStep", import_module(f"{__name__}.{name}"))
+    for name in sorted(module.name for module in iter_modules(__path__))
+)
 """The first step leads from version 0 to the baseline, each later one from the version before."""
 
 LATEST = BASELINE + len(STEPS) - 1

@@ -7,6 +7,9 @@ from alembic.operations import Operations
 from sqlalchemy import BigInteger, CheckConstraint, Column, Float, Identity, Integer, LargeBinary, Text
 from sqlalchemy.dialects.postgresql import JSONB
 
+revision = "10"
+down_revision = None
+
 BYTEWISE = Text(collation="C")
 MOMENT = sa.DateTime(timezone=True)
 

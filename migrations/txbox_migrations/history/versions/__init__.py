@@ -1,1 +1,0 @@
-"""The revisions; revision N runs step N."""
