@@ -8,7 +8,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 OF_THE_DATABASE = (
-    "tests/integration/txbox/inbox/test_ids.py::test_the_longest_id_of_the_longest_subscriber_fits_into_the_key"
+    "tests/integration/txbox/inbox/test_inbox.py::test_the_longest_id_of_the_longest_subscriber_fits_into_the_key"
 )
 OF_A_QUEUE = "tests/integration/txbox_aws/test_sqs_worker.py::test_start_refuses_a_queue_that_does_not_exist"
 

@@ -45,7 +45,7 @@ MUTATIONS = (
         "inbox/txbox/inbox/inbox.py",
         "if row[0] == 1 or (",
         "if row[0] <= 1 or (",
-        "tests/integration/txbox/inbox/test_transactions.py::test_the_first_time_is_true_and_every_other_time_is_false",
+        "tests/integration/txbox/styles/test_inbox.py::test_a_message_is_first_once",
     ),
     Mutation(
         "inbox",
@@ -95,7 +95,7 @@ MUTATIONS = (
         "inbox/txbox/postgres/transactions.py",
         "    if commits_by_itself(connection):",
         "    if commits_by_itself(connection) is None:",
-        "tests/integration/txbox/inbox/test_errors.py::test_a_connection_that_commits_every_statement_is_refused",
+        "tests/integration/txbox/styles/test_inbox.py::test_what_commits_every_statement_is_refused",
     ),
     Mutation(
         "guards",

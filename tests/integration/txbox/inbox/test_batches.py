@@ -1,19 +1,15 @@
 """Many ids at once: in one statement, in one order, and against other batches."""
 
-import random
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 
 from support.postgres.blocking import backend_pid, wait_until_blocked
 from support.postgres.statements import statements_sent
 from support.txbox.inbox import recorded
 from txbox import Inbox
-from txbox.postgres.sqlstates import DEADLOCK_DETECTED, sqlstate
 
 
 @pytest.mark.parametrize(
@@ -54,70 +50,7 @@ def test_ids_are_inserted_in_the_order_of_their_bytes(engine: Engine, inbox: Inb
     assert stored == sorted(ids, key=str.encode)
 
 
-THREADS, ROUNDS, BATCH_SIZE, IDS_PER_ROUND = 16, 8, 400, 1_000
-
-
-def batch_of(thread: int, number: int) -> list[str]:
-    """A random batch, with repeats; batches of one round overlap, and each round has new ids to fight for."""
-    dice = random.Random(f"{thread} {number}")
-    return [f"m-{number}-{dice.randrange(IDS_PER_ROUND)}" for _ in range(BATCH_SIZE)]
-
-
-def test_sixteen_threads_with_overlapping_batches_apply_every_id_once(
-    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor
-) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE effect (message_id text)")
-        connection.exec_driver_sql("CREATE TABLE counter (value int)")
-        connection.exec_driver_sql("INSERT INTO counter VALUES (0)")
-    everybody_ready = threading.Barrier(THREADS)
-
-    def work(thread: int) -> list[str]:
-        trouble = []
-        for number in range(ROUNDS):
-            everybody_ready.wait(60)
-            try:
-                with engine.begin() as connection:
-                    first = inbox.record_many(connection, batch_of(thread, number))
-                    connection.exec_driver_sql("INSERT INTO effect SELECT unnest(%s::text[])", (list(first),))
-                    connection.exec_driver_sql("UPDATE counter SET value = value + %s", (len(first),))
-            except DBAPIError as error:
-                trouble.append(sqlstate(error) or str(error))
-        return trouble
-
-    trouble = [code for codes in pool.map(work, range(THREADS)) for code in codes]
-    assert trouble == [], "sorted batches wait for each other in one order, never in a circle"
-    expected = sorted(
-        {one for thread in range(THREADS) for number in range(ROUNDS) for one in batch_of(thread, number)}
-    )
-    with engine.connect() as connection:
-        effects = connection.exec_driver_sql("SELECT message_id FROM effect").scalars().all()
-        counted = connection.exec_driver_sql("SELECT value FROM counter").scalar_one()
-    assert sorted(effects) == expected
-    assert counted == len(expected)
-    assert [message_id for _, message_id in recorded(engine)] == expected
-
-
-def test_without_the_order_the_same_batches_deadlock(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    """What the sorting is good for: two batches in opposite orders, each holding what the other needs."""
-    insert = "INSERT INTO processed_message (subscriber_id, message_id) VALUES ('billing', %s) ON CONFLICT DO NOTHING"
-    with engine.connect() as one, engine.connect() as other:
-        pid = backend_pid(one)
-        one.exec_driver_sql(insert, ("a",))
-        other.exec_driver_sql(insert, ("b",))
-        waiting = pool.submit(one.exec_driver_sql, insert, ("b",))
-        wait_until_blocked(engine, pid)
-        codes = []
-        for call in (lambda: other.exec_driver_sql(insert, ("a",)), lambda: waiting.result(30)):
-            try:
-                call()
-            except DBAPIError as error:
-                codes.append(sqlstate(error))
-                other.rollback()
-        assert codes == [DEADLOCK_DETECTED]
-
-
-def test_overlapping_batches_in_opposite_orders_wait_instead(
+def test_overlapping_batches_in_opposite_orders_wait_and_do_not_deadlock(
     engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor
 ) -> None:
     # While somebody else holds b, both batches are brought to their wait: the first holds a and waits for b, and the

@@ -6,43 +6,12 @@ import pytest
 from sqlalchemy import Engine
 
 from support.postgres.blocking import second_waits_for_first
-from support.txbox.inbox import recorded
 from txbox import Inbox, Mismatch, Recorded
 
 
 @pytest.fixture
 def careful() -> Inbox:
     return Inbox("billing", fingerprint=True, wait_seconds=60)
-
-
-def test_the_same_id_with_another_body_is_a_mismatch_and_with_the_same_a_duplicate(
-    engine: Engine, careful: Inbox
-) -> None:
-    with engine.begin() as connection:
-        assert careful.record(connection, "m-1", b"Zo\xc3\xab") is True
-    with engine.begin() as connection:
-        assert careful.record(connection, "m-1", "Zoë") is False, "text counts as its UTF-8"
-        with pytest.raises(Mismatch, match="billing has already processed m-1 with another body") as caught:
-            careful.record(connection, "m-1", b"other")
-        assert caught.value.message_ids == ("m-1",)
-        assert careful.record(connection, "m-2", b"") is True, "a mismatch does not end the transaction"
-    assert recorded(engine) == [("billing", "m-1"), ("billing", "m-2")]
-
-
-def test_a_batch_tells_first_duplicate_and_mismatch_apart(engine: Engine, careful: Inbox) -> None:
-    with engine.begin() as connection:
-        assert careful.record_many(connection, {"same": b"1", "other": "1", "other too": b"1"}) == {
-            "same",
-            "other",
-            "other too",
-        }
-    batch = {"same": "1", "other": b"2", "other too": "2", "new": b"1"}
-    with engine.connect() as connection:
-        assert careful.sort_out(connection, batch) == Recorded(frozenset({"new"}), frozenset({"other", "other too"}))
-    with engine.connect() as connection, pytest.raises(Mismatch) as caught:
-        careful.record_many(connection, batch)
-    assert caught.value.message_ids == ("other", "other too")
-    assert [message_id for _, message_id in recorded(engine)] == ["other", "other too", "same"]
 
 
 def test_what_was_recorded_without_a_fingerprint_matches_every_body(engine: Engine, careful: Inbox) -> None:

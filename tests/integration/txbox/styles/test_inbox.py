@@ -23,11 +23,11 @@ LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 async def test_a_message_is_first_once(engine: Engine, style: Style) -> None:
     inbox = style.inbox("billing")
     answers = []
-    for isolation in LEVELS:
+    for isolation in [LEVELS[0], *LEVELS]:
         async with style.open(isolation) as lent:
             answers.append(await style.call(inbox.record, lent, "m-1", b"body"))
             await style.commit(lent)
-    assert answers == [True, False, False]
+    assert answers == [True, False, False, False]
     assert recorded(engine) == [("billing", "m-1")]
 
 
@@ -41,7 +41,7 @@ async def test_a_rollback_leaves_nothing(engine: Engine, style: Style) -> None:
 
 async def test_a_batch_says_which_are_first(engine: Engine, style: Style) -> None:
     inbox = style.inbox("billing")
-    odd = ["ä", 'quoted " and \\', "%(name)s %%", "{a,b}", "\U0001f600", "a", "B"]
+    odd = ["ä", 'quoted " and \\', "%(name)s %%", "{a,b}", "\U0001f600", "a", "B", "NULL", " ", '","', "\n"]
     async with style.open() as lent:
         assert await style.call(inbox.record_many, lent, odd) == set(odd)
         assert await style.call(inbox.record_many, lent, [*odd, "new"]) == {"new"}
@@ -55,13 +55,16 @@ async def test_a_batch_says_which_are_first(engine: Engine, style: Style) -> Non
 async def test_another_body_is_a_mismatch(style: Style) -> None:
     inbox = style.inbox("billing", fingerprint=True)
     async with style.open() as lent:
-        assert await style.call(inbox.record, lent, "m-1", b"body") is True
-        assert await style.call(inbox.record, lent, "m-1", "body") is False
-        with pytest.raises(Mismatch):
+        assert await style.call(inbox.record, lent, "m-1", b"Zo\xc3\xab") is True
+        assert await style.call(inbox.record, lent, "m-1", "Zoë") is False, "text counts as its UTF-8"
+        with pytest.raises(Mismatch, match="billing has already processed m-1 with another body") as caught:
             await style.call(inbox.record, lent, "m-1", b"other")
-        assert await style.call(inbox.sort_out, lent, {"m-1": b"other", "m-2": b""}) == Recorded(
-            frozenset({"m-2"}), frozenset({"m-1"})
-        )
+        assert caught.value.message_ids == ("m-1",)
+        batch = {"m-1": b"other", "m-2": b"", "m-3": "a"}
+        assert await style.call(inbox.sort_out, lent, batch) == Recorded(frozenset({"m-2", "m-3"}), frozenset({"m-1"}))
+        with pytest.raises(Mismatch) as caught:
+            await style.call(inbox.record_many, lent, {"m-1": "Zoë", "m-2": b"other", "m-3": "b", "m-4": ""})
+        assert caught.value.message_ids == ("m-2", "m-3")
 
 
 async def test_what_is_too_old_to_judge_is_expired(engine: Engine, style: Style) -> None:
@@ -150,15 +153,19 @@ async def test_what_cannot_be_used_is_refused(style: Style) -> None:
     inbox = style.inbox("billing")
     async with style.open() as lent:
         await style.call(inbox.check, lent)
-        with pytest.raises(InvalidMessageId):
-            await style.call(inbox.record, lent, "")
+        for method, wrong in ((inbox.record, ""), (inbox.record_many, ["m-0", "a\0b"])):
+            with pytest.raises(InvalidMessageId):
+                await style.call(method, lent, wrong)
         with pytest.raises(TypeError, match="one: 'abc'"):
             await style.call(inbox.record_many, lent, "abc")
-        with pytest.raises(SchemaMissing, match="txbox db upgrade"):
-            await style.call(style.inbox("billing", schema="no such").record, lent, "m-1")
+        assert await style.call(inbox.record, lent, "m-1") is True, "the transaction goes on"
         await style.rollback(lent)
-        with pytest.raises(SchemaMissing, match="txbox db upgrade"):
-            await style.call(style.inbox("billing", schema="no such").check, lent)
+        elsewhere = style.inbox("billing", schema="no such")
+        for method, *arguments in ((elsewhere.record, "m-1"), (elsewhere.record_many, ["m-1"]), (elsewhere.check,)):
+            with pytest.raises(SchemaMissing, match="txbox db upgrade") as caught:
+                await style.call(method, lent, *arguments)
+            assert caught.value.table == '"no such".processed_message'
+            await style.rollback(lent)
 
 
 async def test_errors_of_the_database_pass_through(style: Style) -> None:
@@ -170,17 +177,19 @@ async def test_errors_of_the_database_pass_through(style: Style) -> None:
 
 
 async def test_what_commits_every_statement_is_refused(engine: Engine, style: Style) -> None:
-    if not style.has_mapped_classes:  # psycopg's own
-        async with style.open() as lent:
+    inbox = style.inbox("billing")
+    is_psycopg = not style.has_mapped_classes
+    async with style.open() if is_psycopg else style.open("AUTOCOMMIT") as lent:
+        if is_psycopg:
             await style.call(lent.set_autocommit, True)
+        for method, *arguments in (
+            *((inbox.record, "m-1"), (inbox.unrecord, ["m-1"]), (inbox.check,)),
+            *((inbox.record_many, ["m-1"]), (inbox.record_many, []), (inbox.sort_out, ["m-1"])),
+        ):
             with pytest.raises(NotInTransaction):
-                await style.call(style.inbox("billing").record, lent, "m-1")
-            # A block begins a transaction, also in autocommit mode.
+                await style.call(method, lent, *arguments)
+        if is_psycopg:  # a block begins a transaction, also in autocommit mode
             await style.sql(lent, "BEGIN")
-            assert await style.call(style.inbox("billing").record, lent, "m-1") is True
+            assert await style.call(inbox.record, lent, "m-1") is True
             await style.sql(lent, "ROLLBACK")
-    else:
-        async with style.open("AUTOCOMMIT") as lent:
-            with pytest.raises(NotInTransaction):
-                await style.call(style.inbox("billing").record, lent, "m-1")
     assert recorded(engine) == []
