@@ -65,8 +65,8 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "AsyncInbox": "txbox.coroutines.inbox",
-            "AsyncOutbox": "txbox.coroutines.outbox",
+            "AsyncInbox": "txbox.coroutines",
+            "AsyncOutbox": "txbox.coroutines",
             "DeadLetter": "txbox.dead_letters.letter",
             "DeadLetters": "txbox.dead_letters.dead_letters",
             "Failures": "txbox.dead_letters.failures",

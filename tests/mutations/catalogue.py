@@ -366,7 +366,7 @@ MUTATIONS = (
         "inbox/txbox/outbox/outbox.py",
         "new_message_id() if message.message_id is None else valid_message_id(message.message_id)",
         "new_message_id()",
-        "tests/integration/txbox/outbox/test_outbox.py::test_everything_about_a_message_is_kept",
+        "tests/integration/txbox/styles/test_others.py::test_what_is_published_is_in_the_outbox_once_it_has_committed",
     ),
     Mutation(
         "outbox",
@@ -600,7 +600,7 @@ MUTATIONS = (
         "inbox/txbox/watermarks/watermarks.sql",
         "WHERE mark.sequence = %(sequence)s::bigint - 1",
         "WHERE mark.sequence < %(sequence)s::bigint",
-        "tests/integration/txbox/watermarks/test_watermark.py::test_who_insists_gets_each_sequence_in_turn",
+        "tests/integration/txbox/watermarks/test_watermark.py::test_a_batch_is_answered_as_its_events_one_by_one",
     ),
     Mutation(
         "watermarks",
@@ -780,7 +780,7 @@ MUTATIONS = (
     Mutation(
         "coroutines",
         "an inbox for coroutines does not judge the age of a batch",
-        "inbox/txbox/coroutines/inbox.py",
+        "inbox/txbox/coroutines.py",
         "self.sync_inbox.record_many, ids, sent_at=sent_at)",
         "self.sync_inbox.record_many, ids)",
         "tests/integration/txbox/styles/test_inbox.py::test_what_is_too_old_to_judge_is_expired",

@@ -22,33 +22,6 @@ from typing import Any
 from txbox.outcome import Outcome
 from txbox.text import log_failure
 
-__all__ = [
-    "Audited",
-    "BrokerLost",
-    "BrokerRestored",
-    "BulkLoaded",
-    "Committed",
-    "Contended",
-    "DatabaseLost",
-    "DatabaseRestored",
-    "Drained",
-    "Event",
-    "HeartbeatFailed",
-    "Hook",
-    "HorizonRead",
-    "Maintained",
-    "Paused",
-    "PublisherOverdue",
-    "Received",
-    "Relayed",
-    "Resumed",
-    "Retried",
-    "RunwayRead",
-    "Settled",
-    "Stopped",
-    "emit",
-]
-
 MAINTAINER = "txbox:maintenance"
 """The subscriber of a maintainer's events."""
 

@@ -4,29 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from txbox.instrumentation.events import (
-    MAINTAINER,
-    Audited,
-    BrokerLost,
-    BrokerRestored,
-    BulkLoaded,
-    Committed,
-    Contended,
-    DatabaseLost,
-    DatabaseRestored,
-    Drained,
-    Event,
-    HeartbeatFailed,
-    Maintained,
-    Paused,
-    PublisherOverdue,
-    Received,
-    Relayed,
-    Resumed,
-    Retried,
-    Settled,
-    Stopped,
-)
+from txbox.instrumentation import events
+from txbox.instrumentation.events import MAINTAINER, Event
 from txbox.instrumentation.log_context import in_hand
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outcome import Outcome
@@ -65,13 +44,13 @@ def _log_event(event: Event) -> None:
     name = event.subscriber_id
     log = _LOGS.get(name, _worker_log)
     match event:
-        case Received():
+        case events.Received():
             log.debug("%s received %d messages", name, len(event.message_ids))
-        case Committed():
+        case events.Committed():
             log.debug(
                 "%s committed %d messages, %d duplicates, in %.3f s", name, event.first, event.duplicates, event.seconds
             )
-        case Settled():
+        case events.Settled():
             level = _SETTLED_LEVEL[event.outcome]
             because = f": {type(event.error).__name__}: {_text(event.error)}" if event.error else ""
             because += f"; what counted: {_attempts(event.counted)}" if event.counted else ""
@@ -82,58 +61,58 @@ def _log_event(event: Event) -> None:
                     name,
                     event.message_id,
                 )
-        case Contended():
+        case events.Contended():
             log.warning(_CONTENDED, name, _conflicts(event.conflicts), _MODES.get(event.mode, event.mode))
-        case Retried():
+        case events.Retried():
             log.info("%s retries %d messages after %s, run %d", name, event.messages, event.sqlstate, event.attempt)
-        case Relayed():
+        case events.Relayed():
             level = logging.ERROR if event.parked else logging.WARNING if event.postponed else logging.DEBUG
             because = f": {event.error}" if event.error else ""
             line = "%s sent %d messages to %s, postponed %d, parked %d%s"
             log.log(level, line, name, event.sent, event.source, event.postponed, event.parked, because)
-        case Maintained():
+        case events.Maintained():
             rate = event.removed / max(event.seconds, 0.001)
             log.info("%s: removed %d rows in %.1f s, %.0f per second", event.source, event.removed, event.seconds, rate)
-        case BulkLoaded():
+        case events.BulkLoaded():
             counted = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in event.counts.items() if count)
             source = event.source if event.batch_id is None else f"{event.source} batch {event.batch_id}"
             log.info("%s from %s: %s, in %.1f s", name, source, counted or "no rows", event.seconds)
-        case PublisherOverdue():
+        case events.PublisherOverdue():
             line = "%s: the publisher of %s was given %d messages, and has not returned for %g s"
             log.error(line, name, event.source, event.messages, event.seconds)
-        case HeartbeatFailed():
+        case events.HeartbeatFailed():
             log.warning(
                 "%s could not extend its right to %s, which may be delivered again meanwhile: %s",
                 name,
                 event.message_id,
                 event.why,
             )
-        case BrokerLost():
+        case events.BrokerLost():
             log.warning(
                 "%s cannot reach the broker, next try in %.1f s: %s", name, event.pause_seconds, _text(event.error)
             )
-        case DatabaseLost():
+        case events.DatabaseLost():
             log.warning(
                 "%s cannot use the database, next try in %.1f s: %s", name, event.pause_seconds, _text(event.error)
             )
-        case BrokerRestored():
+        case events.BrokerRestored():
             log.info("%s reaches the broker again", name)
-        case DatabaseRestored():
+        case events.DatabaseRestored():
             log.info("%s can use the database again", name)
-        case Paused():
+        case events.Paused():
             because = f" ({' '.join(event.note.split())})" if event.note else ""
             log.warning("%s is paused by %s%s: %s", name, event.paused_by, because, event.source)
-        case Drained():
+        case events.Drained():
             log.warning("%s is drained, as it is paused: nothing of %s is in hand", name, event.source)
-        case Resumed():
+        case events.Resumed():
             log.warning("%s is resumed: %s", name, event.source)
-        case Stopped():
+        case events.Stopped():
             log.info(
                 "%s stopped%s",
                 name,
                 "" if event.drained else " before everything was finished; the rest is delivered again",
             )
-        case Audited():
+        case events.Audited():
             level = logging.INFO if event.balanced else logging.ERROR
             counts = ", ".join(f"{count:,} {what}" for what, count in event.counts.items() if count)
             verdict = "balanced" if event.balanced else "NOT balanced"

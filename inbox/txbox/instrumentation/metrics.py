@@ -4,27 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from txbox.instrumentation.events import (
-    Audited,
-    BrokerLost,
-    BrokerRestored,
-    BulkLoaded,
-    Committed,
-    DatabaseLost,
-    DatabaseRestored,
-    Event,
-    HeartbeatFailed,
-    HorizonRead,
-    Maintained,
-    Paused,
-    PublisherOverdue,
-    Received,
-    Relayed,
-    Resumed,
-    Retried,
-    RunwayRead,
-    Settled,
-)
+from txbox.instrumentation import events
+from txbox.instrumentation.events import Event
 
 GENERATIONS = 8
 """Generations of the inbox that have a label each, from 0, the newest. Older ones share one label."""
@@ -179,62 +160,40 @@ _BROKER_UP = Metric("txbox_broker_up", "txbox.broker.up", Kind.GAUGE, "1", "Whet
 _DATABASE_UP = Metric("txbox_database_up", "txbox.database.up", Kind.GAUGE, "1", "Whether the database can be reached")
 _PAUSED = Metric("txbox_paused", "txbox.paused", Kind.GAUGE, "1", "Whether it is paused")
 
-METRICS = (
-    _RECEIVED_AGE,
-    _DELIVERIES,
-    _ACK_FAILURES,
-    _RETRIES,
-    _COMMIT_SECONDS,
-    _HEARTBEAT_FAILURES,
-    _RELAYED,
-    _RELAY_LAG_SECONDS,
-    _PUBLISHER_OVERDUE,
-    _MAINTAINED,
-    _BULK_LOADED,
-    _MAINTENANCE_AGE,
-    _ROTATION_DUE,
-    _HORIZON_AGE,
-    _OLDEST_AGE,
-    _INBOX_ROWS,
-    _INBOX_BYTES,
-    _AUDITED,
-    _AUDIT_BALANCED,
-    _BROKER_UP,
-    _DATABASE_UP,
-    _PAUSED,
-)
+METRICS = tuple(one for one in list(globals().values()) if isinstance(one, Metric))
+"""All of them, in this order."""
 
 
 def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
     """Yield what an event adds to which metric, and the value of the metric's own label ("" if it has none)."""
     match event:
-        case Settled():
+        case events.Settled():
             yield _DELIVERIES, 1, event.outcome.value
             if event.outcome.acked and not event.acked:
                 yield _ACK_FAILURES, 1, ""
-        case Committed():
+        case events.Committed():
             yield _COMMIT_SECONDS, event.seconds, ""
             yield _DATABASE_UP, 1, ""
-        case Retried():
+        case events.Retried():
             yield _RETRIES, 1, event.sqlstate
-        case HeartbeatFailed():
+        case events.HeartbeatFailed():
             yield _HEARTBEAT_FAILURES, 1, ""
-        case Relayed():
+        case events.Relayed():
             for outcome in ("sent", "postponed", "parked"):
                 if count := getattr(event, outcome):
                     yield _RELAYED, count, outcome
             if event.lag_seconds is not None:
                 yield _RELAY_LAG_SECONDS, event.lag_seconds, ""
             yield _DATABASE_UP, 1, ""
-        case Maintained():
+        case events.Maintained():
             yield _MAINTAINED, event.removed, event.source
             yield _DATABASE_UP, 1, ""
-        case BulkLoaded():
+        case events.BulkLoaded():
             for outcome, count in event.counts.items():
                 if count:
                     yield _BULK_LOADED, count, outcome
             yield _DATABASE_UP, 1, ""
-        case RunwayRead():
+        case events.RunwayRead():
             if event.seconds_ago is not None:
                 yield _MAINTENANCE_AGE, event.seconds_ago, ""
             if event.rotation_due_seconds is not None:
@@ -245,29 +204,29 @@ def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
                 yield _INBOX_ROWS, sum(rows for rows, _ in some), str(label)
                 yield _INBOX_BYTES, sum(size for _, size in some), str(label)
             yield _DATABASE_UP, 1, ""
-        case HorizonRead():
+        case events.HorizonRead():
             yield _HORIZON_AGE, event.horizon_seconds, ""
             yield _OLDEST_AGE, event.oldest_seconds or 0, ""
-        case Audited():
+        case events.Audited():
             for outcome, count in event.counts.items():
                 yield _AUDITED, count, outcome
             yield _AUDIT_BALANCED, float(event.balanced), ""
-        case Received():
+        case events.Received():
             if event.oldest_seconds is not None:
                 yield _RECEIVED_AGE, event.oldest_seconds, ""
             yield _BROKER_UP, 1, ""
-        case BrokerRestored():
+        case events.BrokerRestored():
             yield _BROKER_UP, 1, ""
-        case BrokerLost():
+        case events.BrokerLost():
             yield _BROKER_UP, 0, ""
-        case PublisherOverdue():
+        case events.PublisherOverdue():
             yield _PUBLISHER_OVERDUE, event.messages, ""
             yield _BROKER_UP, 0, ""
-        case DatabaseRestored():
+        case events.DatabaseRestored():
             yield _DATABASE_UP, 1, ""
-        case DatabaseLost():
+        case events.DatabaseLost():
             yield _DATABASE_UP, 0, ""
-        case Paused():
+        case events.Paused():
             yield _PAUSED, 1, ""
-        case Resumed():
+        case events.Resumed():
             yield _PAUSED, 0, ""

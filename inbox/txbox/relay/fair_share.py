@@ -74,9 +74,9 @@ class FairShare:
         self._claims, self._hanging = Counter(), set()
         self._quick = self._slow = self._unanswered = 0
         for claim in in_progress:
-            self._add(claim)
+            self.add(claim)
 
-    def _add(self, claim: ClaimInProgress) -> None:
+    def add(self, claim: ClaimInProgress) -> None:
         self._claims[claim.destination] += 1
         if claim.hangs:
             self._hanging.add(claim.destination)
@@ -123,11 +123,9 @@ class AsyncShare(FairShare):
 
     ===================  ==========================================================================================
     quick                one claim each; up to ``CLAIMS_EACH`` while half of all are free, and none of them is slow now
-    slow                 the same, while all but the quick ones have less than three quarters
     slow                 the same, while the slow, new and unreachable have less than three quarters
     new and unreachable  one claim each, and half of all together
 
-    A quick one that begins to hang keeps the claims that it has until their calls end. If enough of them do so at once,
     A quick destination that begins to hang keeps its claims until their calls end. If enough of them do so at once,
     they have all calls until then.
     """
@@ -140,9 +138,6 @@ class AsyncShare(FairShare):
     def free(self) -> int:
         """How many more claims there may be."""
         return self.most - self._quick - self._slow - self._unanswered
-
-    def add(self, claim: ClaimInProgress) -> None:
-        self._add(claim)
 
     def rank(self, destination: int, *, alone: bool = False) -> int | None:
         """Return a destination's rank for another claim, as in ``FairShare``."""

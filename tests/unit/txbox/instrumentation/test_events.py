@@ -6,16 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from txbox.instrumentation import BrokerRestored, Event, emit, events
+from support.txbox.events import Unloggable
+from txbox import instrumentation
+from txbox.instrumentation import BrokerRestored, Event, emit
 
 RESTORED = BrokerRestored("billing", "queue")
-
-
-class Unloggable(Exception):
-    """An error of which no traceback can be made."""
-
-    def __getattr__(self, name: str) -> object:
-        raise ValueError(name)
 
 
 def test_every_hook_is_told_in_order() -> None:
@@ -61,8 +56,8 @@ def test_a_ctrl_c_that_comes_while_a_hook_runs_in_the_main_thread_goes_on() -> N
 
 
 def test_events_cannot_be_changed() -> None:
-    for name in events.__all__:
-        kind = getattr(events, name)
+    for name in instrumentation.__all__:
+        kind = getattr(instrumentation, name)
         if isinstance(kind, type) and issubclass(kind, Event):
             assert kind.__dataclass_params__.frozen, name  # type: ignore[attr-defined]
     with pytest.raises(dataclasses.FrozenInstanceError):

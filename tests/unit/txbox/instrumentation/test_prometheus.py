@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from support.txbox.event_story import LOST, RESTORED, STORY, WHO
-from txbox.instrumentation import events
+from txbox import instrumentation as events
 from txbox.instrumentation.prometheus import PrometheusHook
 
 LABELS = {"subscriber": "billing"}
