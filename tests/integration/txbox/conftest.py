@@ -14,6 +14,7 @@ from txbox.relay import Publisher, Relay
 QUICK = Backoff(first_seconds=0.02, longest_seconds=0.05)
 
 StartRelay = Callable[..., Relay]
+Left = Callable[[], list[str]]
 
 BOTH_KINDS = pytest.mark.parametrize("start_relay", ["sync", "async"], indirect=True)
 
@@ -46,7 +47,7 @@ def start_relay(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Star
 
 
 @pytest.fixture
-def left(engine: Engine) -> Callable[[], list[str]]:
+def left(engine: Engine) -> Left:
     """The bodies that are still in the outbox, read without any code under test."""
 
     def read() -> list[str]:

@@ -65,6 +65,11 @@ class RecordingPublisher:
         wait_until(lambda: len(self.received) >= count, f"{count} messages to arrive", timeout=timeout, every=0.005)
 
 
+async def at_once(_: object) -> None:
+    """Wait for nothing."""
+    await asyncio.sleep(0)
+
+
 class AsyncRecorder(RecordingPublisher):
     """Remembers what it was given, after something was awaited.
 
@@ -73,7 +78,7 @@ class AsyncRecorder(RecordingPublisher):
         lives: how often it was entered, and left.
     """
 
-    def __init__(self, wait: Callable[[Sequence[OutboxMessage]], Awaitable[object]]) -> None:
+    def __init__(self, wait: Callable[[Sequence[OutboxMessage]], Awaitable[object]] = at_once) -> None:
         super().__init__()
         self._wait = wait
         self.cancelled = 0

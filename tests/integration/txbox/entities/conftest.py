@@ -1,6 +1,4 @@
-"""Accounts, and sessions to update them in."""
-
-from collections.abc import Callable, Iterator
+"""Accounts to update."""
 
 import pytest
 from sqlalchemy import Engine
@@ -14,17 +12,3 @@ def accounts(engine: Engine) -> None:
     Base.metadata.create_all(engine, checkfirst=False)
     with Session(engine) as session, session.begin():
         session.add_all([Account(account_id="ann"), Account(account_id="bob")])
-
-
-@pytest.fixture
-def sessions(engine: Engine) -> Iterator[Callable[[str], Session]]:
-    """Open a session at an isolation level: sessions(level)."""
-    opened: list[Session] = []
-
-    def open_session(level: str = "READ COMMITTED") -> Session:
-        opened.append(Session(engine.execution_options(isolation_level=level)))
-        return opened[-1]
-
-    yield open_session
-    for session in opened:
-        session.close()

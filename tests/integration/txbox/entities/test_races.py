@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 
-from support.postgres.blocking import backend_pid, wait_until_blocked
+from support.postgres.blocking import second_waits_for_first
 from support.txbox.entities import LEVELS, Account, add, replace, row
 from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
@@ -23,69 +22,52 @@ APPLY: dict[str, Callable[[Any], bool]] = {
 
 @pytest.mark.parametrize("how", APPLY)
 def test_at_read_committed_the_second_waits_and_finds_the_id(
-    engine: Engine, sessions: Callable[..., Session], pool: ThreadPoolExecutor, how: str
+    engine: Engine, pool: ThreadPoolExecutor, how: str
 ) -> None:
-    first, second = sessions(), sessions()
-    assert APPLY[how](first)
-    pid = backend_pid(second.connection())
-    later = pool.submit(APPLY[how], second)
-    wait_until_blocked(engine, pid)
-    first.commit()
-    assert later.result(20) is False
-    second.commit()
+    with second_waits_for_first(engine, pool, APPLY[how], APPLY[how]) as (first, second, later):
+        first.commit()
+        assert later.result(20) is False
+        second.commit()
     assert row(engine).cents == 5
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("how", APPLY)
 def test_the_second_applies_what_the_first_rolls_back(
-    engine: Engine, sessions: Callable[..., Session], pool: ThreadPoolExecutor, how: str, level: str
+    engine: Engine, pool: ThreadPoolExecutor, how: str, level: str
 ) -> None:
-    first, second = sessions(level), sessions(level)
-    assert APPLY[how](first)
-    pid = backend_pid(second.connection())
-    later = pool.submit(APPLY[how], second)
-    wait_until_blocked(engine, pid)
-    first.rollback()
-    assert later.result(20) is True
-    second.commit()
+    with second_waits_for_first(engine, pool, APPLY[how], APPLY[how], level) as (first, second, later):
+        first.rollback()
+        assert later.result(20) is True
+        second.commit()
     assert row(engine).cents == 5
 
 
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("level", LEVELS[1:])
 @pytest.mark.parametrize("how", APPLY)
 def test_a_snapshot_that_is_older_than_the_firsts_commit_fails_to_be_run_again(
-    engine: Engine, sessions: Callable[..., Session], pool: ThreadPoolExecutor, how: str, level: str
+    engine: Engine, pool: ThreadPoolExecutor, how: str, level: str
 ) -> None:
-    first, second = sessions(level), sessions(level)
-    assert APPLY[how](first)
-    pid = backend_pid(second.connection())
-    later = pool.submit(APPLY[how], second)
-    wait_until_blocked(engine, pid)
-    first.commit()
-    with pytest.raises(OperationalError) as failure:
-        later.result(20)
-    assert sqlstate(failure.value) == SERIALIZATION_FAILURE
-    second.rollback()
-    assert APPLY[how](second) is False
-    second.commit()
+    with second_waits_for_first(engine, pool, APPLY[how], APPLY[how], level) as (first, second, later):
+        first.commit()
+        with pytest.raises(OperationalError) as failure:
+            later.result(20)
+        assert sqlstate(failure.value) == SERIALIZATION_FAILURE
+        second.rollback()
+        assert APPLY[how](second) is False
+        second.commit()
     assert row(engine).cents == 5
 
 
-def test_a_row_that_comes_while_it_is_looked_for_is_no_duplicate(
-    engine: Engine, sessions: Callable[..., Session], pool: ThreadPoolExecutor
-) -> None:
+def test_a_row_that_comes_while_it_is_looked_for_is_no_duplicate(engine: Engine, pool: ThreadPoolExecutor) -> None:
     # The second waits for the row that the first deletes; what the first has put in its place has no memory yet.
-    first, second = sessions(), sessions()
-    assert add(first, "m-0", 100)
-    pid = backend_pid(second.connection())
-    later = pool.submit(add, second, "m-1", 5)
-    wait_until_blocked(engine, pid)
-    first.execute(text("DELETE FROM account WHERE account_id = 'ann'"))
-    first.execute(text("INSERT INTO account (account_id, cents) VALUES ('ann', 1000)"))
-    first.commit()
-    assert later.result(20) is True
-    second.commit()
+    calls = [lambda where: add(where, "m-0", 100), lambda where: add(where, "m-1", 5)]
+    with second_waits_for_first(engine, pool, *calls) as (first, second, later):
+        first.exec_driver_sql("DELETE FROM account WHERE account_id = 'ann'")
+        first.exec_driver_sql("INSERT INTO account (account_id, cents) VALUES ('ann', 1000)")
+        first.commit()
+        assert later.result(20) is True
+        second.commit()
     assert (row(engine).cents, row(engine).recent_message_ids) == (1005, ["m-1"])
     with engine.begin() as connection:
         assert add(connection, "m-0", 100), "the memory went with the row"

@@ -4,9 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, event
 
 from support.postgres.blocking import backend_pid, wait_until_blocked
+from support.postgres.roles import restricted
 from support.txbox.horizon import LONG_AGO, forget, id_of, move_horizon
 from support.txbox.inbox import recorded
 from support.waiting import wait_until
@@ -160,19 +161,10 @@ def test_one_that_had_begun_before_the_move_is_waited_for_and_finds_its_row(
 
 def test_without_the_right_to_delete_an_expired_message_is_not_recorded_either(engine: Engine, inbox: Inbox) -> None:
     move_horizon(engine)
-    role = "no_deletes_of_horizon"
-    with engine.begin() as connection:
-        schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
-        connection.exec_driver_sql(
-            f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT, INSERT ON processed_message "
-            f"TO {role}; GRANT SELECT ON processed_earlier, inbox_horizon, dead_letter TO {role}"
-        )
-    limited = create_engine(engine.url.update_query_dict({"options": f"-csearch_path={schema} -crole={role}"}))
-    try:
-        with pytest.raises(Expired), limited.begin() as connection:
-            inbox.record(connection, "a", sent_at=LONG_AGO)
-        assert recorded(engine) == []
-    finally:
-        limited.dispose()
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    with (
+        restricted(engine, "DELETE ON processed_message") as limited,
+        pytest.raises(Expired),
+        limited.begin() as connection,
+    ):
+        inbox.record(connection, "a", sent_at=LONG_AGO)
+    assert recorded(engine) == []

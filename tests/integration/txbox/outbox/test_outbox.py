@@ -1,6 +1,5 @@
 """Publishing: a message commits with the business update, or not at all."""
 
-import asyncio
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -8,11 +7,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session
 
 from support.postgres.statements import statements_sent
 from support.txbox.outbox import OWN
+from support.txbox.traces import Traces, attributes, parent
 from txbox import (
     InvalidConfiguration,
     InvalidMessageId,
@@ -21,7 +20,6 @@ from txbox import (
     NotSendable,
     Outbox,
     Outgoing,
-    SchemaMissing,
 )
 from txbox.messages.message import Message
 from txbox.schema import tables
@@ -41,26 +39,6 @@ def test_a_message_commits_with_its_transaction_and_vanishes_with_it(engine: Eng
         outbox.publish(connection, OWN, "two")
         connection.rollback()
     assert rows(engine) == [committed]
-
-
-@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-def test_every_isolation_level_will_do(engine: Engine, level: Any) -> None:
-    with engine.connect().execution_options(isolation_level=level) as connection, connection.begin():
-        published = Outbox().publish(connection, OWN, "one")
-    assert rows(engine) == [published]
-
-
-def test_a_session_and_a_scoped_session_will_do_and_are_left_open(engine: Engine) -> None:
-    outbox = Outbox()
-    with Session(engine) as session:
-        published = [outbox.publish(session, OWN, "one")]
-        assert session.in_transaction()
-        session.commit()
-    scoped = scoped_session(sessionmaker(engine))
-    published += outbox.publish_many(scoped, [Outgoing(OWN, "two")])
-    scoped.commit()
-    scoped.remove()
-    assert rows(engine) == published
 
 
 def test_a_savepoint_takes_its_messages_back(engine: Engine) -> None:
@@ -84,23 +62,6 @@ def test_a_connection_that_commits_by_itself_is_refused(engine: Engine, publish:
     assert rows(engine) == []
 
 
-def test_what_is_no_connection_is_refused(engine: Engine) -> None:
-    with pytest.raises(TypeError, match="not Engine"):
-        Outbox().publish(engine, OWN, "one")  # type: ignore[arg-type]
-
-
-def test_an_async_session_publishes_through_run_sync(schema_url: str, engine: Engine) -> None:
-    async def publish() -> str:
-        asynchronous = create_async_engine(schema_url)
-        async with asynchronous.begin() as connection:
-            published = await connection.run_sync(lambda sync: Outbox().publish(sync, OWN, "one"))
-        await asynchronous.dispose()
-        return published
-
-    published = asyncio.run(publish())
-    assert rows(engine) == [published]
-
-
 def test_one_message_is_one_statement_and_so_are_many(engine: Engine) -> None:
     outbox = Outbox()
     with engine.begin() as connection, statements_sent(engine) as statements:
@@ -110,20 +71,6 @@ def test_one_message_is_one_statement_and_so_are_many(engine: Engine) -> None:
         assert len(statements) == 2
         assert outbox.publish_many(connection, []) == []
         assert len(statements) == 2
-
-
-def test_everything_about_a_message_is_kept(engine: Engine) -> None:
-    headers = {"Tenant": "Zürich", "quote": "\"'\\", "percent": "%s"}
-    with engine.begin() as connection:
-        published = Outbox().publish(connection, OWN, b"\0\xff\xfe body", "k 7", headers, "order-17")
-        Outbox().publish_many(connection, [Outgoing(OWN, "text ü", key="k 7", headers=headers, message_id="order-18")])
-    assert published == "order-17"
-    kept = rows(engine, "message_id, destination, key, headers, body, due_at, attempts, held")
-    assert kept == [
-        ("order-17", OWN, "k 7", headers, b"\0\xff\xfe body", None, 0, False),
-        ("order-18", OWN, "k 7", headers, "text ü".encode(), None, 0, False),
-    ]
-    assert len({lane for lane, _ in rows(engine, "lane, position")}) == 1, "one key, one lane"
 
 
 def test_many_messages_keep_their_order_and_return_their_ids_in_it(engine: Engine) -> None:
@@ -213,15 +160,6 @@ def test_schema_and_prefix_lead_elsewhere(engine: Engine) -> None:
     assert rows(engine, place='"Odd%%_outbox_message"') == published
 
 
-def test_a_missing_table_is_said_with_its_remedy(fresh_engine: Engine) -> None:
-    with fresh_engine.connect() as connection:
-        with pytest.raises(SchemaMissing, match=r"outbox_message does not exist.*txbox db upgrade"):
-            Outbox().publish(connection, OWN, "one")
-        connection.rollback()
-        with pytest.raises(SchemaMissing):
-            Outbox().check(connection)
-
-
 def test_the_trace_context_of_the_current_span_travels(engine: Engine) -> None:
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -236,30 +174,23 @@ def test_the_trace_context_of_the_current_span_travels(engine: Engine) -> None:
 
 
 def test_each_message_that_is_published_has_a_span_of_its_own(engine: Engine) -> None:
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    from txbox.instrumentation.opentelemetry_tracing import OpenTelemetryTracing
-
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    outbox = Outbox(tracing=OpenTelemetryTracing(provider))
+    traces = Traces()
+    outbox = Outbox(tracing=traces.tracing)
     queue = "https://sqs.eu-central-1.amazonaws.com/123456789012/purchases"
     eight = {f"h{number}": "v" for number in range(8)}
-    with provider.get_tracer("test").start_as_current_span("sale") as sale, engine.begin() as connection:
+    with traces.tracer.start_as_current_span("sale") as sale, engine.begin() as connection:
         outbox.publish(connection, queue, "one", message_id="m-1")
         outbox.publish_many(connection, [Outgoing(OWN, "two"), Outgoing(OWN, "3", headers={"traceparent": "mine"})])
         outbox.publish(connection, queue, "four", headers=eight)
-    *created, _ = exporter.get_finished_spans()
+    *created, _ = traces.all()
     assert created[0].name == "publish purchases"
-    assert {span.parent.span_id for span in created if span.parent} == {sale.get_span_context().span_id}
+    assert {parent(span) for span in created} == {sale.get_span_context().span_id}
     travelled = [headers.get("traceparent") for headers in rows(engine, "headers")]
     contexts = [span.get_span_context() for span in created]
     own = [f"00-{one.trace_id:032x}-{one.span_id:016x}-{one.trace_flags:02x}" for one in contexts if one is not None]
     # An SQS message has room for ten attributes, of which two are ours: the caller's eight come first.
     assert travelled == [own[0], own[1], "mine", None]
-    assert dict(created[0].attributes or {}) == {
+    assert attributes(created[0]) == {
         "messaging.system": "aws_sqs",
         "messaging.destination.name": "purchases",
         "messaging.operation.name": "publish",

@@ -1,7 +1,6 @@
 """Who keeps Postgres from cleaning up: found while somebody really does, and also by an ordinary user."""
 
 import struct
-import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,6 +8,7 @@ from psycopg import pq
 from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from support.postgres.blocking import backend_pid
+from support.postgres.roles import restricted
 from support.postgres.statements import run
 from support.waiting import wait_until
 from txbox.outbox.snapshot_holders import SnapshotHolder
@@ -91,33 +91,17 @@ def test_of_another_database_nobody_is_shown(engine: Engine, make_database: Call
     other.dispose()
 
 
-@pytest.fixture
-def ordinary(engine: Engine, schema_url: str) -> Iterator[Engine]:
-    """An engine of a role that may read our tables, and not what others run."""
-    role = f"ordinary_{uuid.uuid4().hex[:8]}"
-    with engine.begin() as connection:
-        schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
-        connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'")
-        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
-        connection.exec_driver_sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
-    theirs = create_engine(make_url(schema_url).set(username=role, password="hunter2"))
-    yield theirs
-    theirs.dispose()
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"DROP OWNED BY {role}")
-        connection.exec_driver_sql(f"DROP ROLE {role}")
-
-
 def test_an_ordinary_user_sees_who_and_how_far_but_not_what(
-    engine: Engine, ordinary: Engine, session: Connection, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, session: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = backend_pid(session)
     go_on(engine, 7)
-    assert read_outbox_status(engine).sees_all_sessions
-    assert not read_outbox_status(ordinary).sees_all_sessions
-    assert pid not in holders(ordinary), "how long is hidden from him, so it takes many transactions"
-    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_MANY_TRANSACTIONS", 5)
-    found = holders(ordinary)[pid]
+    with restricted(engine) as ordinary:
+        assert read_outbox_status(engine).sees_all_sessions
+        assert not read_outbox_status(ordinary).sees_all_sessions
+        assert pid not in holders(ordinary), "how long is hidden from him, so it takes many transactions"
+        monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_MANY_TRANSACTIONS", 5)
+        found = holders(ordinary)[pid]
     assert (found.kind, found.name, found.state, found.seconds, found.query) == (
         "session",
         "a report",

@@ -8,11 +8,26 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from support.postgres.engines import NO_HSTORE
+from support.postgres.statements import run
 from support.txbox.publishers import AsyncRecorder, RecordingPublisher
 from txbox.backoff import Backoff
 from txbox.relay import Relay, async_publishers, async_sender, async_settler, poller, scheduler
 
 StartBoth = Callable[..., Relay]
+
+
+def refuse_settlements(engine: Engine, condition: str = "true") -> None:
+    """Have the database refuse to settle messages, all or those of a condition."""
+    run(
+        engine,
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;"
+        "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW "
+        f"WHEN ({condition}) EXECUTE FUNCTION refuse()",
+    )
+
+
+def allow_settlements(engine: Engine) -> None:
+    run(engine, "DROP FUNCTION refuse CASCADE")
 
 
 @pytest.fixture(autouse=True)

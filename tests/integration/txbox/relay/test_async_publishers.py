@@ -4,13 +4,14 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine
 
-from integration.txbox.relay.conftest import StartBoth
+from integration.txbox.conftest import Left
+from integration.txbox.relay.conftest import StartBoth, allow_settlements, refuse_settlements
 from support.txbox.outbox import numbered, publish
 from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for_freedom
 from support.waiting import wait_until
@@ -25,7 +26,7 @@ DESTINATIONS = 240
 
 
 def test_hundreds_of_calls_are_under_way_at_once_and_hold_neither_a_thread_nor_a_snapshot(
-    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Left
 ) -> None:
     waiting: Counter[str] = Counter()
 
@@ -59,7 +60,7 @@ def test_hundreds_of_calls_are_under_way_at_once_and_hold_neither_a_thread_nor_a
 
 
 def test_a_call_that_never_ends_is_cancelled_and_sent_again_and_delays_no_other(
-    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Left
 ) -> None:
     async def wait(messages: Sequence[OutboxMessage]) -> None:
         if messages[0].destination == "far:hangs":
@@ -93,7 +94,7 @@ def test_a_coroutine_that_takes_no_notice_of_its_end_leaves_its_messages_to_anot
             except asyncio.CancelledError:
                 continue
 
-    deaf, other = AsyncRecorder(wait), AsyncRecorder(lambda _: asyncio.sleep(0))
+    deaf, other = AsyncRecorder(wait), AsyncRecorder()
     own = RecordingPublisher(before=lambda _: freed.wait(30))  # keeps the only thread from reading what is not its own
     publish(engine, *numbered(1))
     first = start_both(deaf, own, publish_timeout_seconds=1, senders=1, max_senders=1)
@@ -115,7 +116,7 @@ def test_a_coroutine_that_takes_no_notice_of_its_end_leaves_its_messages_to_anot
 
 
 def test_a_call_that_blocks_the_loop_blocks_no_other_publisher_and_loses_no_claim(
-    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Left
 ) -> None:
     async def wait(_: object) -> None:
         freed.wait(30)
@@ -139,7 +140,7 @@ def test_a_call_that_blocks_the_loop_blocks_no_other_publisher_and_loses_no_clai
 
 
 def test_no_call_is_begun_while_it_is_not_known_whether_its_claim_stands(
-    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Left
 ) -> None:
     """The thread that asks for it hangs in a hook, longer than the server waits for it."""
 
@@ -153,7 +154,7 @@ def test_no_call_is_begun_while_it_is_not_known_whether_its_claim_stands(
             freed.wait(30)
 
     begun: list[bytes] = []
-    far, other = AsyncRecorder(wait), AsyncRecorder(lambda _: asyncio.sleep(0))
+    far, other = AsyncRecorder(wait), AsyncRecorder()
     start_both(far, publish_timeout_seconds=1, hooks=[hang])
     publish(engine, *numbered(1, to="far:busy", key="a"))
     wait_until(lambda: left() == [], "it is no new destination any more")
@@ -169,7 +170,7 @@ def test_no_call_is_begun_while_it_is_not_known_whether_its_claim_stands(
 
 
 def test_a_stop_cancels_what_has_not_ended_in_time_and_settles_only_what_was_confirmed(
-    engine: Engine, freed: threading.Event, left: Callable[[], list[str]]
+    engine: Engine, freed: threading.Event, left: Left
 ) -> None:
     async def wait(messages: Sequence[OutboxMessage]) -> None:
         if messages[0].body == b"1":
@@ -195,7 +196,7 @@ def test_a_stop_cancels_what_has_not_ended_in_time_and_settles_only_what_was_con
 
 
 def test_a_stop_cancels_what_the_loop_has_not_begun_yet(
-    engine: Engine, freed: threading.Event, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, freed: threading.Event, left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txbox.relay.relay.CANCEL_SECONDS", 0.1)
 
@@ -218,9 +219,7 @@ def test_a_stop_cancels_what_the_loop_has_not_begun_yet(
     assert left() == ["1", "2"], "none of them was confirmed"
 
 
-def test_a_stop_waits_for_what_ends_in_time(
-    engine: Engine, freed: threading.Event, left: Callable[[], list[str]]
-) -> None:
+def test_a_stop_waits_for_what_ends_in_time(engine: Engine, freed: threading.Event, left: Left) -> None:
     begun = threading.Event()
 
     async def wait(_: object) -> None:
@@ -242,16 +241,8 @@ def test_a_stop_waits_for_what_ends_in_time(
     assert (far.bodies, far.cancelled, left()) == (["0"], 0, ["1"])
 
 
-def test_a_settlement_that_fails_holds_up_no_other(
-    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
-) -> None:
-    trigger = "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {}; END $$"
-    with engine.begin() as connection:
-        connection.exec_driver_sql(trigger.format("RAISE 'not this one'"))
-        connection.exec_driver_sql(
-            "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW "
-            "WHEN (OLD.destination = 'far:bad') EXECUTE FUNCTION refuse()"
-        )
+def test_a_settlement_that_fails_holds_up_no_other(engine: Engine, start_both: StartBoth, left: Left) -> None:
+    refuse_settlements(engine, "OLD.destination = 'far:bad'")
 
     async def wait(messages: Sequence[OutboxMessage]) -> None:
         arrived.add(messages[0].destination)
@@ -267,8 +258,7 @@ def test_a_settlement_that_fails_holds_up_no_other(
     wait_until(lambda: sum("not this one" in str(lost.error) for lost in heard if isinstance(lost, DatabaseLost)) > 2)
     publish(engine, *numbered(1, to="far:a"))
     wait_until(lambda: left() == ["bad"], "it is tried again, and holds up nothing")
-    with engine.begin() as connection:
-        connection.exec_driver_sql(trigger.format("RETURN OLD"))
+    allow_settlements(engine)
     wait_until(lambda: left() == [], "it can be settled")
     assert far.bodies.count("bad") == 1, "and was not sent again"
 
@@ -284,22 +274,3 @@ def test_what_an_earlier_server_has_answered_is_not_settled_beside_what_this_one
     sender._settler._commit([delivery])
     with pytest.raises(BrokerError, match="restarted or replaced"):
         sender._settler._commit([delivery, earlier])
-
-
-def test_a_loop_that_a_publisher_ends_begins_again(
-    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
-) -> None:
-    async def end() -> None:
-        raise SystemExit(1)
-
-    async def wait(messages: Sequence[OutboxMessage]) -> None:
-        if len(far.lives) == 1:
-            await asyncio.create_task(end())
-
-    far = AsyncRecorder(wait)
-    publish(engine, *numbered(3, to=FAR, key="a"))
-    relay = start_both(far)
-    wait_until(lambda: left() == [], "an empty outbox")
-    assert far.bodies == ["0", "1", "2"]
-    assert far.lives == ["entered", "left", "entered"]
-    assert relay.running

@@ -5,13 +5,14 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from integration.txbox.relay.conftest import StartBoth
+from integration.txbox.conftest import Left
+from integration.txbox.relay.conftest import StartBoth, allow_settlements, refuse_settlements
 from support.txbox.outbox import numbered, publish
 from support.txbox.publishers import AsyncRecorder, RecordingPublisher, wait_for_freedom
 from support.waiting import wait_until
@@ -23,10 +24,6 @@ from txbox.relay import OutboxMessage, async_sender
 FAR = "far:somewhere"
 
 
-async def at_once(_: object) -> None:
-    await asyncio.sleep(0)
-
-
 class Reluctant(AsyncRecorder):
     """Cannot be entered before it is freed: it raises, or does not return.
 
@@ -35,7 +32,7 @@ class Reluctant(AsyncRecorder):
     """
 
     def __init__(self, freed: threading.Event, *, raises: BaseException | None) -> None:
-        super().__init__(at_once)
+        super().__init__()
         self._freed = freed
         self._raises = raises
         self.tries = 0
@@ -50,13 +47,9 @@ class Reluctant(AsyncRecorder):
 
 @pytest.mark.parametrize("raises", [ValueError("no token"), SystemExit(1), asyncio.CancelledError(), None], ids=repr)
 def test_a_publisher_that_cannot_be_entered_keeps_no_other_from_sending(
-    engine: Engine,
-    start_both: StartBoth,
-    freed: threading.Event,
-    left: Callable[[], list[str]],
-    raises: BaseException | None,
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Left, raises: BaseException | None
 ) -> None:
-    far, bad, heard = AsyncRecorder(at_once), Reluctant(freed, raises=raises), list[Event]()
+    far, bad, heard = AsyncRecorder(), Reluctant(freed, raises=raises), list[Event]()
     publish(engine, *[Outgoing(f"bad:{number}", "bad") for number in range(40)])
     # New destinations may have 20 calls, and there are 40 of the other.
     start_both(far, others={"bad": bad}, hooks=[heard.append], concurrency=40, publish_timeout_seconds=1)
@@ -77,7 +70,7 @@ class Stubborn(AsyncRecorder):
     """Makes another error of the cancellation of its ``__aenter__``, as some clients do."""
 
     def __init__(self) -> None:
-        super().__init__(at_once)
+        super().__init__()
         self.entering = threading.Event()
 
     async def __aenter__(self) -> None:
@@ -96,7 +89,7 @@ def test_a_stop_ends_an_entry_that_makes_another_error_of_its_cancellation(start
 
 
 def test_one_publisher_of_two_kinds_is_entered_once(engine: Engine, start_both: StartBoth) -> None:
-    far = AsyncRecorder(at_once)
+    far = AsyncRecorder()
     publish(engine, *numbered(1, to=FAR), *numbered(1, to="also:here"))
     start_both(far, others={"also": far})
     far.wait_for(2)
@@ -104,7 +97,7 @@ def test_one_publisher_of_two_kinds_is_entered_once(engine: Engine, start_both: 
 
 
 def test_nothing_is_claimed_while_there_is_no_loop(
-    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, start_both: StartBoth, left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a process has no file descriptor left."""
 
@@ -140,7 +133,7 @@ def test_nothing_is_claimed_while_there_is_no_loop(
 
 
 def test_a_row_that_another_session_has_locked_keeps_no_other_from_being_settled(
-    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
+    engine: Engine, start_both: StartBoth, left: Left
 ) -> None:
     lock = engine.connect()
     far = AsyncRecorder(lambda _: asyncio.to_thread(lock_first))
@@ -156,19 +149,16 @@ def test_a_row_that_another_session_has_locked_keeps_no_other_from_being_settled
         publish(engine, *numbered(20, first=1, to="far:other"))
         wait_until(lambda: left() == ["0"], "the others are settled")
         assert not relay.stop(1), "it was not finished"
+        wait_until(lambda: not relay.running, "no thread of it is left", timeout=5)
         assert sorted(far.bodies, key=int) == [str(number) for number in range(21)], "each was sent once"
 
 
 def test_where_all_settlements_are_refused_few_messages_are_sent_again(
-    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
+    engine: Engine, start_both: StartBoth, left: Left
 ) -> None:
     """An empty transaction can be committed meanwhile."""
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'the disk is full'; END $$;"
-            "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW EXECUTE FUNCTION refuse()"
-        )
-    far = AsyncRecorder(at_once)
+    refuse_settlements(engine)
+    far = AsyncRecorder()
     sender = start_both(far, publish_timeout_seconds=1)._async_sender
     assert sender is not None
     sender._settler._hold_seconds = 0.1
@@ -176,24 +166,8 @@ def test_where_all_settlements_are_refused_few_messages_are_sent_again(
     far.wait_for(40)
     time.sleep(1.5)  # nothing tells of what is not sent; before, each of them was sent four times
     assert len(far.bodies) < 80
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TRIGGER refuse ON outbox_message")
+    allow_settlements(engine)
     wait_until(lambda: left() == [], "it is tried again and again")
-
-
-def test_a_stop_ends_in_its_time_though_something_cannot_be_settled(engine: Engine, start_both: StartBoth) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;"
-            "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW EXECUTE FUNCTION refuse()"
-        )
-    far, heard = AsyncRecorder(at_once), list[Event]()
-    publish(engine, *numbered(1, to=FAR))
-    relay = start_both(far, hooks=[heard.append])
-    wait_until(lambda: any(isinstance(event, DatabaseLost) for event in heard), "it cannot be settled")
-    assert not relay.stop(1), "it was not finished"
-    wait_until(lambda: not relay.running, "no thread of it is left", timeout=5)
-    assert far.bodies == ["0"]
 
 
 # --- what it takes ---------------------------------------------------------------------------------------------------
@@ -229,7 +203,7 @@ def test_destinations_that_keep_all_threads_waiting_do_not_hide_new_async_ones(
         freed.wait(60)
         raise BrokerError("it never answered")
 
-    far, own = AsyncRecorder(at_once), RecordingPublisher(before=hang)
+    far, own = AsyncRecorder(), RecordingPublisher(before=hang)
     publish(engine, *[Outgoing(f"own:{number}", "x") for number in range(40)])
     start_both(far, own, senders=2, max_senders=4)
     wait_until(lambda: len(hanging) >= 2, "they hang")
@@ -239,7 +213,7 @@ def test_destinations_that_keep_all_threads_waiting_do_not_hide_new_async_ones(
 
 
 def test_a_full_table_of_locks_is_told_of_and_the_relay_goes_on_with_fewer_claims(
-    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
+    engine: Engine, start_both: StartBoth, left: Left
 ) -> None:
     """Each destination has its lock while its call is under way."""
     far, heard = AsyncRecorder(lambda _: asyncio.sleep(0.5)), list[Event]()

@@ -5,12 +5,11 @@ A relay that remembered the highest position it has seen would never send what c
 
 import random
 import threading
-from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Connection, Engine
 
-from integration.txbox.conftest import StartRelay
+from integration.txbox.conftest import Left, StartRelay
 from support.txbox.outbox import OUTBOX, OWN
 from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
@@ -149,9 +148,7 @@ def test_interleaved_writers_of_random_lengths_lose_nothing_and_keep_the_order_t
     assert first_arrivals(broker.received) == expected
 
 
-def test_a_dump_that_is_restored_elsewhere_is_sent_whole(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
-) -> None:
+def test_a_dump_that_is_restored_elsewhere_is_sent_whole(engine: Engine, start_relay: StartRelay, left: Left) -> None:
     """Restored rows bear the numbers of another server's transactions: higher ones than this server has, or lower."""
     insert = (
         "INSERT INTO outbox_message (lane, transaction_id, message_id, destination, key, headers, body) "

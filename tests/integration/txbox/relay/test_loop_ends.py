@@ -3,11 +3,12 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from sqlalchemy import Engine
 
+from integration.txbox.conftest import Left
 from integration.txbox.relay.conftest import StartBoth
 from support.txbox.outbox import publish
 from support.txbox.publishers import AsyncRecorder
@@ -30,16 +31,12 @@ async def ignore_cancellation(freed: threading.Event) -> None:
             continue
 
 
-async def at_once(_: object) -> None:
-    await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("end", [SystemExit(1), KeyboardInterrupt()], ids=repr)
 def test_a_loop_that_a_publisher_ends_begins_again_though_another_ignores_its_cancellation(
     engine: Engine,
     start_both: StartBoth,
     freed: threading.Event,
-    left: Callable[[], list[str]],
+    left: Left,
     caplog: pytest.LogCaptureFixture,
     end: BaseException,
 ) -> None:
@@ -77,7 +74,7 @@ class Unwilling(AsyncRecorder):
     """Does not end its ``__aenter__``, or its ``__aexit__``, whether it is cancelled or not."""
 
     def __init__(self, method: str, freed: threading.Event, *, deaf: bool) -> None:
-        super().__init__(at_once)
+        super().__init__()
         self._method, self._freed, self._deaf = method, freed, deaf
         self.begun = threading.Event()
 

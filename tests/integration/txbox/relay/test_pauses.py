@@ -2,13 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
-from integration.txbox.conftest import StartRelay
+from integration.txbox.conftest import Left, StartRelay
 from support.txbox.events import Kept
 from support.txbox.outbox import OWN, numbered, publish
 from support.txbox.publishers import RecordingPublisher
@@ -41,7 +41,7 @@ def sent_to(broker: RecordingPublisher, destination: str) -> list[str]:
 
 
 def test_a_paused_destination_waits_and_others_go_on_in_all_relays(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, left: Left
 ) -> None:
     broker, kept = RecordingPublisher(), Kept()
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_a_paused_destination_waits_and_others_go_on_in_all_relays(
 
 
 def test_what_a_batch_has_not_sent_yet_stays_when_its_destination_is_paused(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, left: Left
 ) -> None:
     began, go = threading.Event(), threading.Event()
 
@@ -89,9 +89,7 @@ def test_what_a_batch_has_not_sent_yet_stays_when_its_destination_is_paused(
     assert broker.bodies == [str(number) for number in range(20)]
 
 
-def test_a_relay_that_starts_meanwhile_sends_nothing_there(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
-) -> None:
+def test_a_relay_that_starts_meanwhile_sends_nothing_there(engine: Engine, start_relay: StartRelay, left: Left) -> None:
     publish(engine, *numbered(300), *numbered(10, to=OTHER))
     pause(engine, destination=OWN, by="anna")
     broker = RecordingPublisher()
@@ -108,7 +106,7 @@ def test_a_relay_that_starts_meanwhile_sends_nothing_there(
 
 
 def test_messages_that_were_refused_wait_too_and_keep_their_order(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, left: Left
 ) -> None:
     broken = threading.Event()
     broken.set()

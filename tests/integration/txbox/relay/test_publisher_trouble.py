@@ -3,12 +3,12 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Engine
 
-from integration.txbox.conftest import BOTH_KINDS, StartRelay
+from integration.txbox.conftest import BOTH_KINDS, Left, StartRelay
 from support.txbox.outbox import OWN, held, publish
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
@@ -20,7 +20,7 @@ from txbox.relay import OutboxMessage, PartlySent, Refused, Relay
 
 
 def test_a_publisher_that_is_slower_than_its_timeout_is_given_less_at_a_time(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, left: Left
 ) -> None:
     # A broker that takes 30 ms for each: 50 of them take longer than the timeout.
     broker = RecordingPublisher(before=lambda messages: time.sleep(0.03 * len(messages)))
@@ -32,9 +32,7 @@ def test_a_publisher_that_is_slower_than_its_timeout_is_given_less_at_a_time(
     assert max(times.values()) <= 3, "until it has learned"
 
 
-def test_a_publisher_that_does_not_return_is_told_of(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
-) -> None:
+def test_a_publisher_that_does_not_return_is_told_of(engine: Engine, start_relay: StartRelay, left: Left) -> None:
     def said() -> dict[str, str]:
         return {where: why for relay in read_outbox_status(engine).relays for where, why in relay.outages.items()}
 
@@ -98,7 +96,7 @@ def test_an_outage_with_nonsense_in_it_is_an_outage_of_everything(engine: Engine
 
 @BOTH_KINDS
 def test_a_stop_ends_a_long_batch_of_one_key_and_settles_what_was_sent(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, left: Left
 ) -> None:
     def send_slowly(messages: Sequence[OutboxMessage]) -> None:
         if messages[0].body == b"5":

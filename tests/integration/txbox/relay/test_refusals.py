@@ -1,12 +1,12 @@
 """Messages that are refused, and brokers that are away: each holds up its own, and nothing else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
-from integration.txbox.conftest import BOTH_KINDS, StartRelay
+from integration.txbox.conftest import BOTH_KINDS, Left, StartRelay
 from support.txbox.outbox import OUTBOX, OWN, letters, numbered, publish
 from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
@@ -18,9 +18,7 @@ from txbox.relay import OutboxMessage, PartlySent
 
 
 @BOTH_KINDS
-def test_a_refused_message_holds_its_own_key_and_no_other(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
-) -> None:
+def test_a_refused_message_holds_its_own_key_and_no_other(engine: Engine, start_relay: StartRelay, left: Left) -> None:
     closed = True
     broker = RecordingPublisher(lambda message: "closed" if closed and message.body == b"bad" else None)
     publish(engine, Outgoing(OWN, "before", key="a"), Outgoing(OWN, "bad", key="a"), Outgoing(OWN, "behind", key="a"))
@@ -52,7 +50,7 @@ def test_a_refused_message_without_a_key_comes_again_and_holds_nobody(engine: En
 
 @BOTH_KINDS
 def test_after_its_last_attempt_a_message_is_a_dead_letter_and_its_key_goes_on(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, left: Left
 ) -> None:
     broker = RecordingPublisher(lambda message: "never\0mind" if message.body == b"bad" else None)
     [bad] = publish(engine, Outgoing(OWN, "bad", key="a", headers={"tenant": "7"}))
@@ -119,7 +117,7 @@ def test_a_publisher_that_raises_has_refused_them_all(engine: Engine, start_rela
 
 @BOTH_KINDS
 def test_a_publisher_that_returns_nonsense_is_one_that_fails(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, left: Left
 ) -> None:
     """Most of all the refused messages themselves: taken for an outage, they would be sent for ever."""
 
@@ -136,7 +134,7 @@ def test_a_publisher_that_returns_nonsense_is_one_that_fails(
 
 
 @BOTH_KINDS
-def test_a_publisher_may_return_nothing(engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]) -> None:
+def test_a_publisher_may_return_nothing(engine: Engine, start_relay: StartRelay, left: Left) -> None:
     class Silent(RecordingPublisher):
         def send(self, messages: Any) -> Any:
             super().send(messages)
@@ -209,7 +207,7 @@ def test_what_was_confirmed_before_an_outage_is_not_sent_again(engine: Engine, s
 
 @BOTH_KINDS
 def test_a_kind_without_a_publisher_waits_and_says_so(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+    engine: Engine, start_relay: StartRelay, left: Left, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = RecordingPublisher()
     publish(engine, Outgoing("kafka:purchases", "waits"), Outgoing(OWN, "goes"))

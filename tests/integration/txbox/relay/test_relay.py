@@ -1,19 +1,18 @@
 """The relay sends what was committed: all of it, in order per key, whatever single messages do."""
 
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from integration.txbox.conftest import BOTH_KINDS, StartRelay
+from integration.txbox.conftest import BOTH_KINDS, Left, StartRelay
 from support.postgres.statements import run
 from support.txbox.outbox import OWN, letters, numbered, publish
 from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
-from txbox import InvalidConfiguration, Outgoing, SchemaMissing
+from txbox import InvalidConfiguration, Outgoing
 from txbox.instrumentation import Event, Relayed, Stopped
 from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.status import read_activity
@@ -23,7 +22,7 @@ from txbox.status import read_activity
 
 @BOTH_KINDS
 def test_what_waits_and_what_comes_is_sent_once_and_forgotten(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, left: Left
 ) -> None:
     broker = RecordingPublisher()
     before = publish(engine, *numbered(300))
@@ -61,16 +60,6 @@ def test_each_key_keeps_its_order(engine: Engine, start_relay: StartRelay) -> No
     assert len(broker.received) == 400
 
 
-@BOTH_KINDS
-def test_no_call_has_two_messages_of_one_key(engine: Engine, start_relay: StartRelay) -> None:
-    seen: list[list[str | None]] = []
-    broker = RecordingPublisher(before=lambda messages: seen.append([message.key for message in messages]))
-    publish(engine, *[Outgoing(OWN, str(number), key=f"k{number % 3}") for number in range(60)])
-    start_relay(broker)
-    broker.wait_for(60)
-    assert [keys for keys in seen if len(set(keys)) < len(keys)] == []
-
-
 def test_a_delayed_message_waits_for_its_time(engine: Engine, start_relay: StartRelay) -> None:
     broker = RecordingPublisher()
     start_relay(broker)
@@ -79,21 +68,6 @@ def test_a_delayed_message_waits_for_its_time(engine: Engine, start_relay: Start
     broker.wait_for(2)
     assert broker.bodies == ["now", "late"]
     assert time.monotonic() - begun >= 0.7
-
-
-def test_a_relay_that_comes_later_finds_what_is_overdue(engine: Engine, start_relay: StartRelay) -> None:
-    broker = RecordingPublisher()
-    publish(engine, *[Outgoing(OWN, str(number), key="k", delay=0.01 * number) for number in range(5)])
-    wait_until(lambda: due(engine) == 5, "five due messages")
-    start_relay(broker)
-    broker.wait_for(5)
-    assert broker.bodies == ["0", "1", "2", "3", "4"]
-
-
-def due(engine: Engine) -> int:
-    with engine.connect() as connection:
-        counting = "SELECT count(*) FROM outbox_message WHERE due_at <= clock_timestamp()"
-        return int(connection.exec_driver_sql(counting).scalar_one())
 
 
 @BOTH_KINDS
@@ -151,19 +125,6 @@ def test_what_was_sent_is_kept_for_as_long_as_asked(engine: Engine, start_relay:
     wait_until(lambda: remaining() == [ids[1]], "the old one is forgotten")
 
 
-def test_a_relay_reports_itself_and_signs_off(engine: Engine, start_relay: StartRelay) -> None:
-    def known() -> list[Any]:
-        with engine.connect() as connection:
-            return connection.exec_driver_sql("SELECT relay_id, pid FROM outbox_relay").all()
-
-    relay = start_relay(RecordingPublisher())
-    wait_until(lambda: [row[0] for row in known()] == [relay.relay_id], "its row")
-    assert relay.running
-    assert relay.stop()
-    assert not relay.running
-    assert known() == []
-
-
 def test_it_can_be_started_again(engine: Engine, start_relay: StartRelay) -> None:
     broker = RecordingPublisher()
     relay = start_relay(broker)
@@ -196,7 +157,7 @@ def test_events_tell_what_became_of_a_batch(engine: Engine, start_relay: StartRe
 
 
 def test_a_stop_finishes_what_is_being_sent_and_leaves_the_rest(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, left: Left
 ) -> None:
     broker = RecordingPublisher(before=lambda _: relay.stop(0))
     publish(engine, *numbered(100))
@@ -205,11 +166,6 @@ def test_a_stop_finishes_what_is_being_sent_and_leaves_the_rest(
     wait_until(lambda: not relay.running, "its end")
     assert broker.calls == [10]
     assert len(left()) == 90
-
-
-def test_a_missing_table_is_said_at_the_start(fresh_engine: Engine) -> None:
-    with pytest.raises(SchemaMissing, match="txbox db upgrade"):
-        Relay(fresh_engine, {"own": RecordingPublisher()}).start()
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])

@@ -1,13 +1,14 @@
 """The round trips of a batch: how many they are, and what is lost or doubled if a connection is lost on one."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
+from integration.txbox.conftest import Left
 from support.postgres.statements import run
 from support.postgres.tcp_proxy import TcpProxy
 from support.txbox.outbox import OWN, numbered, publish
@@ -52,7 +53,7 @@ def look(engine: Engine) -> Claim:
 
 @pytest.mark.parametrize("keep_sent", [None, timedelta(hours=1)], ids=["deleted", "kept"])
 def test_a_batch_is_two_round_trips(
-    engine: Engine, proxied: Engine, proxy: CountingProxy, left: Callable[[], list[str]], keep_sent: timedelta | None
+    engine: Engine, proxied: Engine, proxy: CountingProxy, left: Left, keep_sent: timedelta | None
 ) -> None:
     trips: list[int] = []
     broker = RecordingPublisher(before=lambda _: trips.append(proxy.packets))
@@ -66,9 +67,7 @@ def test_a_batch_is_two_round_trips(
     assert [at - before for at in (*trips, proxy.packets)] == [1] * 10 + [2]
 
 
-def test_a_batch_of_more_lanes_than_are_free_reads_those_that_are(
-    engine: Engine, left: Callable[[], list[str]]
-) -> None:
+def test_a_batch_of_more_lanes_than_are_free_reads_those_that_are(engine: Engine, left: Left) -> None:
     broker = RecordingPublisher()
     sender = Relay(engine, {"own": broker})._sender
     publish(engine, *[Outgoing(OWN, str(number), key=f"k{number}") for number in range(10)])
@@ -97,7 +96,7 @@ def test_a_connection_lost_on_a_round_trip_loses_nothing_and_sends_again_only_wh
     engine: Engine,
     proxied: Engine,
     proxy: CountingProxy,
-    left: Callable[[], list[str]],
+    left: Left,
     marker: bytes,
     reaches_server: bool,
     arrivals: int,
@@ -116,9 +115,7 @@ def test_a_connection_lost_on_a_round_trip_loses_nothing_and_sends_again_only_wh
     assert set(Counter(message.id for message in broker.received).values()) == {arrivals}
 
 
-def test_a_server_process_that_is_ended_while_messages_are_sent_has_them_sent_again(
-    engine: Engine, left: Callable[[], list[str]]
-) -> None:
+def test_a_server_process_that_is_ended_while_messages_are_sent_has_them_sent_again(engine: Engine, left: Left) -> None:
     def end_claims(_: object) -> None:
         if not broker.received:
             run(
@@ -140,7 +137,7 @@ def test_a_server_process_that_is_ended_while_messages_are_sent_has_them_sent_ag
 
 
 def test_statements_that_the_host_has_discarded_are_prepared_again_and_nothing_is_sent_twice(
-    engine: Engine, proxied: Engine, left: Callable[[], list[str]]
+    engine: Engine, proxied: Engine, left: Left
 ) -> None:
     broker = RecordingPublisher()
     sender = Relay(proxied, {"own": broker})._sender

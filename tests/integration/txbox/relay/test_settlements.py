@@ -2,15 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
-from integration.txbox.conftest import StartRelay
-from integration.txbox.relay.conftest import StartBoth
+from integration.txbox.conftest import Left, StartRelay
+from integration.txbox.relay.conftest import StartBoth, allow_settlements, refuse_settlements
 from support.postgres.statements import run
 from support.postgres.tcp_proxy import TcpProxy
 from support.txbox.outbox import OWN, letters, numbered, publish
@@ -47,15 +47,6 @@ def settling_by(engine: Engine, relay: Relay) -> AsyncSender:
     assert sender is not None
     sender._settler._engine = engine
     return sender
-
-
-def refuse_settlements(engine: Engine) -> None:
-    """Have every settlement refused, until the function is dropped."""
-    run(
-        engine,
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;"
-        "CREATE TRIGGER refuse BEFORE DELETE ON outbox_message FOR EACH ROW EXECUTE FUNCTION refuse()",
-    )
 
 
 @AWAITED
@@ -100,7 +91,7 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
     start_relay: StartRelay,
     proxy: TcpProxy,
     proxied: Engine,
-    left: Callable[[], list[str]],
+    left: Left,
     monkeypatch: pytest.MonkeyPatch,
     fails: str,
 ) -> None:
@@ -115,9 +106,7 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
         refuse_settlements(engine)
     publish(engine, *numbered(1))
     wait_until(lambda: sum(isinstance(event, DatabaseLost) for event in heard) >= 3, "its pause is long")
-    mended = threading.Timer(
-        0.5, proxy.accept if fails == "all" else lambda: run(engine, "DROP FUNCTION refuse CASCADE")
-    )
+    mended = threading.Timer(0.5, proxy.accept if fails == "all" else lambda: allow_settlements(engine))
     mended.start()
     assert relay.stop(10)
     mended.join()
@@ -126,11 +115,7 @@ def test_a_stop_tries_to_settle_what_was_sent_until_its_time_is_over(
 
 
 def test_what_ignores_its_cancellation_keeps_nothing_from_being_tried_after_refused_settlements(
-    engine: Engine,
-    start_both: StartBoth,
-    freed: threading.Event,
-    left: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "CANCEL_SECONDS", 0.1)
 
@@ -148,12 +133,12 @@ def test_what_ignores_its_cancellation_keeps_nothing_from_being_tried_after_refu
         lambda: sender._deliveries and all(one.lost for one in tuple(sender._deliveries)) and not sender._settler.works,
         "all but the one that goes on is given up",
     )
-    run(engine, "DROP FUNCTION refuse CASCADE")
+    allow_settlements(engine)
     wait_until(lambda: left() == ["far:deaf"], "the others are tried again", timeout=30)
 
 
 def test_a_call_under_way_keeps_no_change_of_the_table_waiting(
-    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Left
 ) -> None:
     async def wait(messages: Sequence[OutboxMessage]) -> None:
         if messages[0].destination == "far:refused" and messages[0].attempts == 0:
@@ -179,7 +164,7 @@ def test_a_call_under_way_keeps_no_change_of_the_table_waiting(
 
 
 def test_a_reset_of_the_servers_statistics_has_nothing_sent_again(
-    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Left
 ) -> None:
     """Since then, the server looks like another one, to which a crash may have undone what was settled."""
     waiting: set[str] = set()
@@ -216,12 +201,7 @@ def lose_settlements(proxy: TcpProxy) -> None:
 
 
 def test_while_only_settlements_fail_nothing_is_sent_again_and_nothing_else_is_claimed(
-    engine: Engine,
-    start_both: StartBoth,
-    freed: threading.Event,
-    proxy: TcpProxy,
-    proxied: Engine,
-    left: Callable[[], list[str]],
+    engine: Engine, start_both: StartBoth, freed: threading.Event, proxy: TcpProxy, proxied: Engine, left: Left
 ) -> None:
     far, heard = AsyncRecorder(lambda _: wait_for_freedom(freed)), list[Event]()
     relay = start_both(far, hooks=[heard.append])
@@ -240,14 +220,9 @@ def test_while_only_settlements_fail_nothing_is_sent_again_and_nothing_else_is_c
 
 
 def test_what_cannot_be_settled_is_left_to_other_relays_after_a_time(
-    engine: Engine,
-    start_both: StartBoth,
-    freed: threading.Event,
-    proxy: TcpProxy,
-    proxied: Engine,
-    left: Callable[[], list[str]],
+    engine: Engine, start_both: StartBoth, freed: threading.Event, proxy: TcpProxy, proxied: Engine, left: Left
 ) -> None:
-    far, other = AsyncRecorder(lambda _: wait_for_freedom(freed)), AsyncRecorder(lambda _: asyncio.sleep(0))
+    far, other = AsyncRecorder(lambda _: wait_for_freedom(freed)), AsyncRecorder()
     sender = settling_by(proxied, start_both(far, publish_timeout_seconds=1))
     publish(engine, *numbered(1, to="far:somewhere", key="a"))
     wait_until(lambda: sender._deliveries, "it is under way")
@@ -261,11 +236,7 @@ def test_what_cannot_be_settled_is_left_to_other_relays_after_a_time(
 
 
 def test_a_host_that_has_all_other_connections_keeps_nothing_from_being_settled_and_claimed(
-    engine: Engine,
-    start_both: StartBoth,
-    freed: threading.Event,
-    left: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_sender, "SESSION_SECONDS", 0.0)
     monkeypatch.setattr(async_settler, "IDLE_SECONDS", 0.0)
@@ -294,11 +265,7 @@ def test_a_host_that_has_all_other_connections_keeps_nothing_from_being_settled_
 
 
 def test_a_connection_for_settlements_that_was_ended_while_it_was_idle_is_replaced_unnoticed(
-    engine: Engine,
-    start_both: StartBoth,
-    freed: threading.Event,
-    left: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As idle_session_timeout does."""
     monkeypatch.setattr(async_settler, "IDLE_SECONDS", 0.0)

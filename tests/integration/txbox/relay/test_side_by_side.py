@@ -2,13 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from integration.txbox.conftest import QUICK, StartRelay
+from integration.txbox.conftest import QUICK, Left, StartRelay
 from support.txbox.outbox import OUTBOX, OWN, publish
 from support.txbox.publishers import Awaited, FailingPublisher, RecordingPublisher, first_arrivals
 from support.waiting import wait_until
@@ -103,7 +102,7 @@ def test_a_killed_connection_sends_again_what_it_had_in_hand(engine: Engine, sta
 
 @pytest.mark.parametrize(("relays", "kind"), [(2, "sync"), (4, "sync"), (3, "async")])
 def test_through_a_bad_day_nothing_is_lost_and_first_arrivals_keep_their_order(
-    engine: Engine, schema_url: str, relays: int, kind: str, left: Callable[[], list[str]]
+    engine: Engine, schema_url: str, relays: int, kind: str, left: Left
 ) -> None:
     """A broker that refuses, is lost, and does not confirm; and connections of relays that are cut."""
     receiver = RecordingPublisher()

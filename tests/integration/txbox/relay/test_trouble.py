@@ -4,16 +4,15 @@ import json
 import random
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.event import listen
 
-from integration.txbox.conftest import StartRelay
+from integration.txbox.conftest import Left, StartRelay
+from support.postgres.roles import restricted
 from support.postgres.statements import run
 from support.postgres.tables import make_tables
 from support.txbox.outbox import OWN, held, publish
@@ -160,7 +159,7 @@ def test_overdue_messages_are_sent_in_the_order_of_their_times(
 
 
 def test_a_key_whose_failed_message_was_deleted_by_hand_is_not_overtaken(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, left: Left
 ) -> None:
     broker = RecordingPublisher(lambda message: "no" if message.body == b"bad" else None)
     publish(engine, Outgoing(OWN, "bad", key="a"), Outgoing(OWN, "1", key="a"))
@@ -192,7 +191,7 @@ def test_a_key_whose_failed_message_was_deleted_by_hand_is_not_overtaken(
     ],
 )
 def test_an_odd_row_holds_up_nothing(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]], column: str, value: str
+    engine: Engine, start_relay: StartRelay, left: Left, column: str, value: str
 ) -> None:
     given = {"lane": 9, "message_id": "odd", "destination": OWN, "headers": "{}", "body": b"odd", column: value}
     columns, places = ", ".join(given), ", ".join(["%s"] * len(given))
@@ -256,43 +255,23 @@ def test_a_sender_that_is_led_to_a_read_only_server_sends_nothing(engine: Engine
     broker.wait_for(1)
 
 
-@pytest.fixture
-def limited(engine: Engine, schema_url: str) -> Iterator[Callable[[str], Engine]]:
-    """An engine of a user who may do with the outbox what is granted, and all with the rest."""
-    made: list[tuple[str, Engine]] = []
-    schema = make_url(schema_url).query["options"].removeprefix("-csearch_path=")  # type: ignore[union-attr]
-
-    def make(grants: str) -> Engine:
-        role = f"txbox_relay_{time.monotonic_ns()}"
-        run(engine, f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}")
-        run(engine, f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}; REVOKE ALL ON outbox_message FROM {role}")
-        run(engine, f"GRANT {grants} ON outbox_message TO {role}")
-        options = f"-csearch_path={schema} -crole={role}"
-        made.append((role, create_engine(make_url(schema_url).update_query_dict({"options": options}))))
-        return made[-1][1]
-
-    yield make
-    for role, one in made:
-        one.dispose()
-        run(engine, f"DROP OWNED BY {role}; DROP ROLE {role}")
-
-
-def test_a_relay_that_may_not_settle_does_not_start(limited: Callable[[str], Engine]) -> None:
-    with pytest.raises(RightsMissing, match=r"UPDATE, DELETE on outbox_message") as caught:
-        Relay(limited("SELECT, INSERT"), {"own": RecordingPublisher()}).start()
+def test_a_relay_that_may_not_settle_does_not_start(engine: Engine) -> None:
+    with (
+        restricted(engine, "UPDATE, DELETE ON outbox_message") as limited,
+        pytest.raises(RightsMissing, match=r"UPDATE, DELETE on outbox_message") as caught,
+    ):
+        Relay(limited, {"own": RecordingPublisher()}).start()
     assert caught.value.rights == "UPDATE, DELETE"
 
 
-@pytest.mark.parametrize("table", ["outbox_sent", "outbox_relay", "dead_letter"])
+@pytest.mark.parametrize("table", ["outbox_message", "outbox_sent", "outbox_relay", "dead_letter"])
 def test_every_table_that_it_will_need_is_looked_for(engine: Engine, table: str) -> None:
     run(engine, f"DROP TABLE {table}")
-    with pytest.raises(SchemaMissing, match=table):
+    with pytest.raises(SchemaMissing, match=rf"{table}.*txbox db upgrade"):
         Relay(engine, {"own": RecordingPublisher()}, keep_sent=timedelta(days=1)).start()
 
 
-def test_a_message_that_is_kept_already_is_no_obstacle(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
-) -> None:
+def test_a_message_that_is_kept_already_is_no_obstacle(engine: Engine, start_relay: StartRelay, left: Left) -> None:
     """Positions come again after a TRUNCATE … RESTART IDENTITY, and ids after a replay."""
     broker = RecordingPublisher()
     start_relay(broker, keep_sent=timedelta(hours=1))
@@ -351,7 +330,7 @@ def test_a_lock_on_reports_or_pauses_keeps_no_message_waiting_and_no_stop(
 
 
 def test_a_relay_that_cannot_ask_what_is_paused_sends_nothing_before_it_can(
-    engine: Engine, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch, left: Callable[[], list[str]]
+    engine: Engine, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch, left: Left
 ) -> None:
     heard: list[Event] = []
     broker = RecordingPublisher()

@@ -68,8 +68,11 @@ async def test_what_cannot_be_published_is_refused(engine: Engine, style: Style)
             await style.call(style.outbox().publish, lent, OWN, {"a": 1})
         await style.call(style.outbox().publish, lent, OWN, "rolled back")
         await style.rollback(lent)
-        with pytest.raises(SchemaMissing):
-            await style.call(style.outbox(schema="no such").publish, lent, OWN, "body")
+        elsewhere = style.outbox(schema="no such")
+        for method, *arguments in ((elsewhere.publish, OWN, "body"), (elsewhere.check,)):
+            with pytest.raises(SchemaMissing, match=r"outbox_message does not exist.*txbox db upgrade"):
+                await style.call(method, lent, *arguments)
+            await style.rollback(lent)
     assert sent(engine) == []
 
 

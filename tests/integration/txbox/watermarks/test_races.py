@@ -41,8 +41,9 @@ def among_many(target: Connection, sequence: int, **options: Any) -> Advance:
     return billing(options).advance_many(target, events, **options)[0]
 
 
-def of_a_relation(target: Connection, sequence: int, **options: Any) -> Advance:
+def of_a_relation(target: Connection, sequence: int, *, insist: bool = False, **options: Any) -> Advance:
     """Jumps over gaps, whoever insists."""
+    del insist
     target.exec_driver_sql("CREATE TEMPORARY TABLE IF NOT EXISTS fresh_event (name text, at int) ON COMMIT DROP")
     target.exec_driver_sql("TRUNCATE fresh_event")
     target.exec_driver_sql("INSERT INTO fresh_event VALUES ('ann', %s), ('zoe', 1)", (sequence,))
@@ -55,9 +56,6 @@ def of_a_relation(target: Connection, sequence: int, **options: Any) -> Advance:
 every_call = pytest.mark.parametrize("call", [alone, among_many, of_a_relation])
 every_case = pytest.mark.parametrize(
     ("call", "begun_at"), [(alone, None), (alone, 4), (among_many, None), (among_many, 4), (of_a_relation, 4)]
-)
-insisting = pytest.mark.parametrize(
-    ("call", "begun_at"), [(alone, None), (alone, 4), (among_many, None), (among_many, 4)]
 )
 """How, and where the watermark was before; None: there was none."""
 at_any_level = pytest.mark.parametrize("isolation", ISOLATION_LEVELS)
@@ -86,43 +84,31 @@ def calls(call: Call, first_at: int, second_at: int, **options: Any) -> list[Cal
 
 @every_case
 @pytest.mark.parametrize(
-    ("ahead", "answer"), [(-1, STALE), (0, STALE), (1, APPLIED)], ids=["overtaken", "same", "above"]
+    ("insist", "ahead", "answer"),
+    [
+        *((False, -1, STALE), (False, 0, STALE), (False, 1, APPLIED)),
+        # In the second one's snapshot, the first of these is the next event, and the others are ahead of that.
+        *((True, -1, STALE), (True, 0, STALE), (True, 1, APPLIED), (True, 2, GAP)),
+    ],
 )
 def test_who_waits_for_a_commit_is_judged_by_it_at_read_committed(
-    engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, ahead: int, answer: Advance
+    engine: Engine,
+    pool: ThreadPoolExecutor,
+    call: Call,
+    begun_at: int | None,
+    insist: bool,
+    ahead: int,
+    answer: Advance,
 ) -> None:
     at = begin_at(engine, begun_at) + 1
-    with second_waits_for_first(engine, pool, *calls(call, at, at + ahead)) as (first, second, waiting):
+    if answer is GAP and call is of_a_relation:
+        answer = APPLIED
+    both = calls(call, at, at + ahead, insist=insist)
+    with second_waits_for_first(engine, pool, *both) as (first, second, waiting):
         first.commit()
         assert waiting.result(30) is answer
         second.commit()
-    assert watermark(engine) == max(at, at + ahead)
-
-
-@insisting
-@pytest.mark.parametrize(("ahead", "answer"), [(0, STALE), (1, APPLIED), (2, GAP)], ids=["same", "next", "ahead"])
-def test_who_insists_and_waits_for_a_commit_is_judged_by_it_at_read_committed(
-    engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, ahead: int, answer: Advance
-) -> None:
-    at = begin_at(engine, begun_at)
-    with second_waits_for_first(engine, pool, *calls(call, at, at + ahead, insist=True)) as (first, second, waiting):
-        first.commit()
-        assert waiting.result(30) is answer
-        second.commit()
-    assert watermark(engine) == (at + 1 if answer is APPLIED else at)
-
-
-@pytest.mark.parametrize("call", [alone, among_many])
-def test_who_insists_and_waits_for_a_jump_finds_out_that_it_is_stale(
-    engine: Engine, pool: ThreadPoolExecutor, call: Call
-) -> None:
-    # In the second one's snapshot, the watermark is 4 and its event ahead of that; the first one has jumped over it.
-    begin_at(engine, 4)
-    with second_waits_for_first(engine, pool, *calls(call, 9, 7, insist=True)) as (first, second, waiting):
-        first.commit()
-        assert waiting.result(30) is STALE
-        second.commit()
-    assert watermark(engine) == 9
+    assert watermark(engine) == (at + ahead if answer is APPLIED else at)
 
 
 @every_case
@@ -152,10 +138,10 @@ def test_a_commit_that_an_older_snapshot_cannot_see_is_read_neither_as_stale_nor
     with engine.execution_options(isolation_level=isolation).connect() as older:
         backend_pid(older)
         begin_at(engine, at)
-        for insist in (False, True) if call is not of_a_relation else (None,):
+        for insist in (False, True):
             for sequence in (at, at + 1, at + 5):
                 with pytest.raises(OperationalError) as caught, older.begin_nested():
-                    call(older, sequence, **({} if insist is None else {"insist": insist}))
+                    call(older, sequence, insist=insist)
                 assert sqlstate(caught.value) == SERIALIZATION_FAILURE
     assert watermark(engine) == at
 
@@ -164,32 +150,27 @@ def test_a_commit_that_an_older_snapshot_cannot_see_is_read_neither_as_stale_nor
 @pytest.mark.parametrize(
     ("isolation", "killed"), [*((level, False) for level in ISOLATION_LEVELS), ("READ COMMITTED", True)]
 )
+@pytest.mark.parametrize("insist", [False, True], ids=["", "insist"])
 def test_who_waits_for_a_rollback_is_judged_as_if_it_had_never_been(
-    engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, isolation: str, killed: bool
+    engine: Engine,
+    pool: ThreadPoolExecutor,
+    call: Call,
+    begun_at: int | None,
+    isolation: str,
+    killed: bool,
+    insist: bool,
 ) -> None:
     at = begin_at(engine, begun_at)
-    with second_waits_for_first(engine, pool, *calls(call, at + 7, at), isolation) as (first, second, waiting):
+    both = calls(call, at + 7, at + insist, insist=insist)
+    with second_waits_for_first(engine, pool, *both, isolation) as (first, second, waiting):
         if killed:
             first.invalidate()  # the connection is cut, as it is when a process dies
         else:
             first.rollback()
-        assert waiting.result(30) is APPLIED
+        answer = GAP if insist and call is not of_a_relation else APPLIED
+        assert waiting.result(30) is answer
         second.commit()
-    assert watermark(engine) == at
-
-
-@insisting
-@at_any_level
-def test_who_insists_and_waits_for_a_rollback_finds_the_gap_again(
-    engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, isolation: str
-) -> None:
-    at = begin_at(engine, begun_at)
-    both = calls(call, at, at + 1, insist=True)
-    with second_waits_for_first(engine, pool, *both, isolation) as (first, second, waiting):
-        first.rollback()
-        assert waiting.result(30) is GAP
-        second.commit()
-    assert watermark(engine) == begun_at
+    assert watermark(engine) == (begun_at if answer is GAP else at + insist)
 
 
 @every_case
@@ -202,11 +183,8 @@ def test_who_waits_for_somebody_that_does_not_end_gives_up_in_time(
     with isolated.connect() as first, isolated.connect() as second:
         alone(first, at)
         for insist in (False, True):
-            options: dict[str, Any] = {"wait_seconds": 0.1, "insist": insist}
-            if call is of_a_relation:
-                del options["insist"]
             begun = second.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
-            waiting = pool.submit(call, second, at + 1, **options)
+            waiting = pool.submit(call, second, at + 1, wait_seconds=0.1, insist=insist)
             with pytest.raises(InFlight) as caught:
                 waiting.result(10)  # far less than for ever, far more than 0.1 seconds on a busy machine
             second.rollback()

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
 from support.postgres.statements import statements_sent
 from support.postgres.tables import make_tables
@@ -42,33 +41,6 @@ def marks(target: Engine | Connection, subscriber: str = "billing") -> Marks:
 
 def one(target: Any, sequence: int, **options: Any) -> Advance:
     return BILLING.advance(target, "account", "ann", sequence, **options)
-
-
-def test_what_is_above_the_watermark_is_applied_and_the_rest_is_stale(engine: Engine) -> None:
-    answers = []
-    for sequence in (3, 3, 1, 4, 9, 8):
-        with engine.begin() as connection:
-            answers.append(one(connection, sequence))
-    assert answers == [APPLIED, STALE, STALE, APPLIED, APPLIED, STALE]
-    assert marks(engine) == {("account", "ann"): (9, 4)}
-
-
-def test_who_insists_gets_each_sequence_in_turn(engine: Engine) -> None:
-    answers = []
-    for sequence in (2, 1, 0, 1, 3, 2, 3, 2, 5):
-        with engine.begin() as connection:
-            answers.append(one(connection, sequence, insist=True))
-    assert answers == [GAP, APPLIED, STALE, STALE, GAP, APPLIED, APPLIED, STALE, GAP]
-    assert marks(engine) == {("account", "ann"): (3, 2)}
-
-
-def test_a_gap_leaves_nothing_behind(engine: Engine) -> None:
-    with engine.begin() as connection:
-        assert one(connection, 2, insist=True) is GAP
-        assert BILLING.advance_many(connection, [("account", "bob", 2)], insist=True) == [GAP]
-    assert marks(engine) == {}
-    with engine.begin() as connection:
-        assert one(connection, -3) is APPLIED, "a watermark below the first one can still be made"
 
 
 def test_the_watermark_of_a_gap_is_as_it_was(engine: Engine) -> None:
@@ -135,13 +107,6 @@ def test_a_rollback_takes_the_watermark_back(engine: Engine) -> None:
     assert marks(engine) == {("account", "ann"): (1, None)}
     with engine.begin() as connection:
         assert one(connection, 2, insist=True) is APPLIED
-
-
-def test_a_session_is_as_good_as_a_connection(engine: Engine) -> None:
-    with Session(engine) as session, session.begin():
-        assert one(session, 1) is APPLIED
-        assert BILLING.advance_many(session, [("account", "ann", 2)]) == [APPLIED]
-    assert marks(engine) == {("account", "ann"): (2, 1)}
 
 
 # --- many ------------------------------------------------------------------------------------------------------------

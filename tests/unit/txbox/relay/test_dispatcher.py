@@ -55,38 +55,21 @@ def call(size: CallSize, clock: Clock, count: int, seconds: float) -> int:
     return size.value
 
 
-def test_it_begins_carefully_and_grows_with_what_is_quick(clock: Clock) -> None:
+@pytest.mark.parametrize(
+    "calls",  # how many messages, for how many seconds, and how many the next call may have
+    [
+        pytest.param([(50, 0.01, 200), (200, 0.01, 800)], id="it begins carefully and grows with what is quick"),
+        pytest.param([(50, 100.0, 7), (7, 14.0, 7), (1, 60.0, 1)], id="what a slow publisher can do in time"),
+        pytest.param([(1, 60.0, 1), (1, 0.001, 4), (4, 0.001, 16), (16, 0.001, 64)], id="one that has recovered"),
+        pytest.param([(2, 0.0, FIRST_CALL_SIZE), (2, 0.01, FIRST_CALL_SIZE)], id="a few say little of many"),
+        pytest.param([(FIRST_CALL_SIZE * 4**n, 0.0, FIRST_CALL_SIZE * 4 ** (n + 1)) for n in range(5)], id="growth"),
+        pytest.param([(MAX_CALL_SIZE, 0.0, MAX_CALL_SIZE)], id="there is an end to growth"),
+    ],
+)
+def test_the_next_call_has_what_fits_the_time(clock: Clock, calls: list[tuple[int, float, int]]) -> None:
     size = CallSize(15.0)
     assert size.value == FIRST_CALL_SIZE
-    assert call(size, clock, 50, 0.01) == 200
-    assert call(size, clock, 200, 0.01) == 800
-
-
-def test_a_slow_publisher_is_given_what_it_can_do_in_time(clock: Clock) -> None:
-    size = CallSize(15.0)
-    assert call(size, clock, 50, 100.0) == 7
-    assert call(size, clock, 7, 14.0) == 7
-    assert call(size, clock, 1, 60.0) == 1, "never less than one"
-
-
-def test_one_that_has_recovered_is_given_more_again(clock: Clock) -> None:
-    size = CallSize(15.0)
-    call(size, clock, 1, 60.0)
-    sizes = [call(size, clock, size.value, 0.001) for _ in range(4)]
-    assert sizes == [4, 16, 64, 256]
-
-
-def test_a_quick_call_of_a_few_says_little_of_many(clock: Clock) -> None:
-    size = CallSize(15.0)
-    assert call(size, clock, 2, 0.0) == FIRST_CALL_SIZE
-    assert call(size, clock, 2, 0.01) == FIRST_CALL_SIZE
-
-
-def test_there_is_an_end_to_growth(clock: Clock) -> None:
-    size = CallSize(15.0)
-    for _ in range(20):
-        call(size, clock, size.value, 0.0)
-    assert size.value == MAX_CALL_SIZE
+    assert [call(size, clock, count, seconds) for count, seconds, _ in calls] == [expected for _, _, expected in calls]
 
 
 def test_a_call_that_fails_is_a_lesson_too(clock: Clock) -> None:

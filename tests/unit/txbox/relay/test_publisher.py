@@ -14,19 +14,6 @@ from txbox.relay.settlement import Row
 MESSAGES = [OutboxMessage(f"m-{number}", "own:x", b"") for number in range(4)]
 
 
-def test_an_outage_leaves_what_has_not_been_sent() -> None:
-    def send(message: OutboxMessage) -> None:
-        if message is MESSAGES[0]:
-            raise ValueError("not this one")
-        if message is MESSAGES[2]:
-            raise BrokerError("away")
-
-    with pytest.raises(PartlySent, match="away") as caught:
-        FunctionPublisher(send).send(MESSAGES)
-    assert caught.value.unsent == tuple(MESSAGES[2:])
-    assert [refusal.message for refusal in caught.value.refused] == [MESSAGES[0]]
-
-
 def test_several_of_a_call_are_awaited_together_and_no_more_than_asked_for() -> None:
     now, most = 0, 0
 

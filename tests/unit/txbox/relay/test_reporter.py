@@ -127,11 +127,3 @@ def test_what_was_not_tried_for_long_is_forgotten(
     assert said(connection) == {"a": "gone"}
     work(11)
     assert said(connection) == {}
-
-
-def test_a_session_of_another_server_process_is_reported_at_once(
-    work: Callable[..., int], connection: Connection
-) -> None:
-    assert [work(), work(1.1), work(0.01)] == [1, 2, 2]
-    connection.server.backend_pid = 8
-    assert [work(0.01), work(0.01)] == [3, 3]

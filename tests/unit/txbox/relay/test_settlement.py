@@ -33,24 +33,12 @@ def positions(rows: Iterable[Row]) -> list[int]:
     return [one.position for one in rows]
 
 
-def test_what_was_sent_is_gone() -> None:
-    found = settled([row(1), row(2, "a")], [1, 2], {})
-    assert positions(found.sent) == [1, 2]
-    assert found == BatchSettlement(sent=found.sent)
-
-
 def test_a_refused_message_holds_those_of_its_key_behind_it_and_no_others() -> None:
     first, second, other, keyless = row(1, "a"), row(2, "a"), row(3, "b"), row(4)
     found = settled([first, second, other, keyless], [3, 4], refused(first))
     assert found.again == [(first, Refused(first.message, "no"))]
     assert found.behind == [second]
     assert found.sent == [other, keyless]
-
-
-def test_a_refused_message_without_a_key_holds_nothing() -> None:
-    first, second = row(1), row(2)
-    found = settled([first, second], [2], refused(first))
-    assert (found.again, found.sent, found.behind) == ([(first, Refused(first.message, "no"))], [second], [])
 
 
 def test_a_message_is_dead_after_its_last_attempt() -> None:
@@ -87,18 +75,6 @@ def test_a_held_key_moves_on_when_its_message_is_gone() -> None:
     assert (dead_one.moved, dead_one.behind) == ({key}, [fresh])
     again = settled([head, held, fresh], [], refused(head), held=["a"])
     assert (again.moved, again.behind, again.again) == (set(), [fresh], [(head, Refused(head.message, "no"))])
-
-
-def test_new_messages_of_a_held_key_wait_behind_it() -> None:
-    fresh, other = row(5, "a"), row(6, "b")
-    found = settled([fresh, other], [6], {}, held=["a"])
-    assert (found.behind, found.sent) == ([fresh], [other])
-
-
-def test_what_was_not_tried_is_left_as_it_is() -> None:
-    rows = [row(1, "a"), row(2, "a"), row(3)]
-    found = settled(rows, [1], {})
-    assert (positions(found.sent), positions(found.left)) == ([1], [2, 3])
 
 
 keys = st.sampled_from([None, "a", "b"])

@@ -116,19 +116,6 @@ def test_what_is_of_another_type_is_refused(call: Callable[..., object], wrong: 
         call(**wrong)
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "é" * 101], ids=["empty", "NUL", "surrogate", "long"])
-def test_a_subscriber_that_postgres_cannot_keep_is_refused(name: str) -> None:
-    with pytest.raises(InvalidConfiguration, match=r"^Watermarks\.subscriber_id must be 1 to 200 bytes of text, not"):
-        Watermarks(name)
-
-
-@pytest.mark.parametrize("wait_seconds", [0, -1, 0.0001, 3601, float("inf"), float("nan")])
-def test_a_wait_without_bounds_is_refused(wait_seconds: float) -> None:
-    # Postgres reads a lock_timeout of 0 as "wait for ever", which is what must not happen.
-    with pytest.raises(InvalidConfiguration, match=r"^Watermarks\.wait_seconds must be from 0\.001 to 3600, not"):
-        Watermarks("billing", wait_seconds=wait_seconds)
-
-
 @pytest.mark.parametrize(
     ("wrong", "argument"),
     [
