@@ -61,7 +61,7 @@ MUTATIONS = (
         "inbox/txbox/inbox/inbox.py",
         "kept is not None and bytes(kept) != digests[message_id]",
         'kept is not None and bytes(kept) == b""',
-        "tests/integration/txbox/inbox/test_fingerprints.py",
+        "tests/integration/txbox/styles/test_inbox.py::test_another_body_is_a_mismatch",
     ),
     Mutation(
         "inbox",
@@ -129,7 +129,7 @@ MUTATIONS = (
         "inbox/txbox/entities/entity.py",
         'connection_or_session.connection(bind_arguments={"mapper": self._mapper})',
         "connection_or_session.connection()",
-        "tests/integration/txbox/entities/test_sessions.py::test_a_session_of_several_engines_updates_where_the_entity_is",
+        "tests/integration/txbox/entities/test_entity.py::test_a_session_of_several_engines_updates_where_the_entity_is",
     ),
     Mutation(
         "guards",
@@ -625,8 +625,7 @@ MUTATIONS = (
         "inbox/txbox/entities/entity.py",
         "row.update(connection_or_session, values, ids, ~duplicate,",
         "row.update(connection_or_session, values, ids, true(),",
-        "tests/integration/txbox/entities/test_recent_message_ids.py::"
-        "test_the_first_time_is_applied_and_every_other_time_is_not",
+        "tests/integration/txbox/entities/test_entity.py::test_the_first_time_is_applied_and_every_other_time_is_not",
     ),
     Mutation(
         "entities",
@@ -634,7 +633,7 @@ MUTATIONS = (
         "inbox/txbox/entities/entity.py",
         "cast(highest_text, Numeric) < identifier",
         "cast(highest_text, Numeric) != identifier",
-        "tests/integration/txbox/entities/test_highest_event_ids.py::test_what_is_not_higher_than_all_before_is_dropped",
+        "tests/integration/txbox/entities/test_entity.py::test_what_is_not_higher_than_all_before_is_dropped",
     ),
     Mutation(
         "entities",
@@ -1230,7 +1229,7 @@ MUTATIONS = (
         "inbox/txbox/instrumentation/metrics.py",
         "if event.outcome.acked and not event.acked:",
         "if event.acked and not event.outcome.acked:",
-        "tests/unit/txbox/instrumentation/test_prometheus.py::test_a_story_is_counted",
+        "tests/unit/txbox/instrumentation/test_exporters.py::test_a_story_is_counted",
     ),
     Mutation(
         "instrumentation",

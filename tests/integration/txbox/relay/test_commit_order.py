@@ -59,16 +59,6 @@ def test_a_look_finds_exactly_what_has_become_visible(engine: Engine) -> None:
         assert finder.find().fresh == {}
 
 
-def test_a_transaction_that_rolls_back_leaves_nothing_to_be_found(engine: Engine) -> None:
-    with engine.connect() as looking, engine.connect() as writing:
-        finder = MessageFinder(looking, RelayStatements.load())
-        finder.find()
-        OUTBOX.publish(writing, OWN, "1")
-        finder.find()
-        writing.rollback()
-        assert not finder.find()
-
-
 def test_a_prepared_transaction_is_found_when_it_is_committed(engine: Engine) -> None:
     with engine.connect() as looking, engine.connect() as writing:
         if looking.exec_driver_sql("SHOW max_prepared_transactions").scalar_one() == "0":

@@ -115,27 +115,6 @@ def test_a_connection_lost_on_a_round_trip_loses_nothing_and_sends_again_only_wh
     assert set(Counter(message.id for message in broker.received).values()) == {arrivals}
 
 
-def test_a_server_process_that_is_ended_while_messages_are_sent_has_them_sent_again(engine: Engine, left: Left) -> None:
-    def end_claims(_: object) -> None:
-        if not broker.received:
-            run(
-                engine,
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE state = 'idle in transaction' AND datname = current_database() AND pid <> pg_backend_pid()",
-            )
-
-    broker = RecordingPublisher(before=end_claims)
-    sender = Relay(engine, {"own": broker})._sender
-    publish(engine, *numbered(5))
-    claim = look(engine)
-    with pytest.raises(psycopg.OperationalError):
-        sender.send(claim)
-    assert len(left()) == 5
-    sender.send(look(engine))
-    assert left() == []
-    assert sorted(Counter(broker.bodies).values()) == [2] * 5
-
-
 def test_statements_that_the_host_has_discarded_are_prepared_again_and_nothing_is_sent_twice(
     engine: Engine, proxied: Engine, left: Left
 ) -> None:
