@@ -371,12 +371,8 @@ class CallSize:
     def __init__(self, seconds: float) -> None:
         """Start small; a call should take at most ``seconds``."""
         self._seconds = seconds
-        self._value = FIRST_CALL_SIZE
+        self.value = FIRST_CALL_SIZE
         self._lock = threading.Lock()
-
-    @property
-    def value(self) -> int:
-        return self._value
 
     @contextmanager
     def measured(self, count: int) -> Iterator[None]:
@@ -389,8 +385,8 @@ class CallSize:
             with self._lock:
                 fitting = int(count * self._seconds / took) if took > 0 else MAX_CALL_SIZE
                 # A quick call with few messages must not make the next one smaller.
-                if fitting < self._value or count >= self._value // MAX_GROWTH:
-                    self._value = max(1, min(fitting, max(self._value, count * MAX_GROWTH), MAX_CALL_SIZE))
+                if fitting < self.value or count >= self.value // MAX_GROWTH:
+                    self.value = max(1, min(fitting, max(self.value, count * MAX_GROWTH), MAX_CALL_SIZE))
 
 
 def _checked(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:

@@ -76,24 +76,14 @@ class Scheduler:
         self._in_progress: dict[int, InProgress] = {}  # by a claim's first lane
         self._outages: Recent[int, int] = Recent()
         self._waiting_senders = 0
-        self._closed = False
-        self._generation = 0
-        self._needs_everything = False
+        self.closed = False
+        self.generation = 0  # of the current memory; ``forget`` changes it
+        self.needs_everything = False  # the memory was forgotten, so the whole outbox must be read
         self._server = ""
         lock = threading.RLock()
         self._changed, self._async_changed = threading.Condition(lock), threading.Condition(lock)
         self._woken = False
         self._waiting = threading.Lock()
-
-    @property
-    def generation(self) -> int:
-        """The number of the current memory; ``forget`` changes it."""
-        return self._generation
-
-    @property
-    def needs_everything(self) -> bool:
-        """Whether the memory was forgotten, so that the whole outbox must be read."""
-        return self._needs_everything
 
     def add(
         self,
@@ -110,12 +100,12 @@ class Scheduler:
         memory when the poll began; if it has changed, this comes too late and is ignored.
         """
         with self._changed:
-            if generation not in (None, self._generation) or (self._needs_everything and not everything):
+            if generation not in (None, self.generation) or (self.needs_everything and not everything):
                 return
             if everything:
                 self._pending.forget()
-                self._generation += not self._needs_everything
-                self._needs_everything, self._server = False, server
+                self.generation += not self.needs_everything
+                self.needs_everything, self._server = False, server
             self._pending.add(fresh, due)
             self._notify()
 
@@ -131,7 +121,7 @@ class Scheduler:
         # One thread waits for changes and the others wait to be that one: changes come hundreds of times a second.
         with self._waiting, self._changed:
             try:
-                while not self._closed:
+                while not self.closed:
                     now = time.monotonic()
                     if (claim := self._next(now)) is not None:
                         return self._given(claim, now, self._share.health(claim.destination), threading.get_ident())
@@ -157,7 +147,7 @@ class Scheduler:
         with self._async_changed:
             while True:
                 now, claims = time.monotonic(), []
-                if not self._closed and most_lanes > 0:
+                if not self.closed and most_lanes > 0:
                     claims = self._next_async(now, most_lanes)
                 if claims or self._woken or now >= deadline:
                     self._woken = False
@@ -216,12 +206,8 @@ class Scheduler:
 
     def close(self) -> None:
         with self._changed:
-            self._closed = self._woken = True
+            self.closed = self._woken = True
             self._notify()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def _next(self, now: float) -> Claim | None:
         self._count(now)
@@ -260,7 +246,7 @@ class Scheduler:
 
     def _given(self, claim: Claim, now: float, health: DestinationHealth, thread: int | None) -> Claim:
         self._in_progress[min(claim.lanes)] = InProgress(claim.destination, health, thread, now)
-        return replace(claim, server=self._server, generation=self._generation, answered=health < DestinationHealth.NEW)
+        return replace(claim, server=self._server, generation=self.generation, answered=health < DestinationHealth.NEW)
 
     def _count(self, now: float) -> None:
         self._share.count(
@@ -284,13 +270,13 @@ class Scheduler:
         return seconds
 
     def _forget(self) -> None:
-        self._generation += 1
-        self._needs_everything = True
+        self.generation += 1
+        self.needs_everything = True
         self._pending.forget()
 
     def _release(self, claim: Claim, fresh: Mapping[int, int], due: Iterable[int]) -> None:
         self._in_progress.pop(min(claim.lanes), None)
         self._pending.release(claim)
-        if claim.generation == self._generation:
+        if claim.generation == self.generation:
             self._pending.add(fresh, due)
         self._notify()

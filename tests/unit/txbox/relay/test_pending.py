@@ -15,13 +15,6 @@ def take(pending: PendingLanes, now: float = 0.0, parts: int = 1) -> Claim:
     return claim
 
 
-def test_nothing_waits_at_first() -> None:
-    pending = PendingLanes()
-    assert not pending
-    assert pending.take(0.0) is None
-    assert pending.next_change() == math.inf
-
-
 def test_a_lane_is_read_from_the_first_position_that_was_told() -> None:
     pending = PendingLanes()
     pending.add({1: 20})
