@@ -39,15 +39,16 @@ def test_a_body_that_is_not_ours_is_its_text() -> None:
     assert decoded("\ud800", None) == b"\xed\xa0\x80"
 
 
-@pytest.mark.parametrize("text", ["A", "not base64!", "é"])
-def test_broken_base64_is_malformed(text: str) -> None:
-    with pytest.raises(MalformedMessage, match="should be base64"):
-        decoded(text, "base64")
-
-
-def test_an_encoding_of_a_later_version_is_malformed() -> None:
-    with pytest.raises(MalformedMessage, match="'zstd', which this version of txbox does not know"):
-        decoded("text", "zstd")
+@pytest.mark.parametrize(
+    ("text", "encoding", "why"),
+    [
+        *((text, "base64", "should be base64") for text in ("A", "not base64!", "é")),
+        ("text", "zstd", "'zstd', which this version of txbox does not know"),
+    ],
+)
+def test_what_cannot_be_decoded_is_malformed(text: str, encoding: str, why: str) -> None:
+    with pytest.raises(MalformedMessage, match=why):
+        decoded(text, encoding)
 
 
 def test_our_attributes_win() -> None:

@@ -36,24 +36,21 @@ def test_an_event_above_the_watermark_is_applied(
 
 
 @pytest.mark.parametrize(
-    ("before", "sequences", "answers", "after"),
+    ("before", "sequences", "first", "answers", "after"),
     [
-        (None, [2], [GAP], None),
-        (None, [0], [STALE], None),
-        (None, [3, 1, 3, 2, 3], [GAP, APPLIED, GAP, APPLIED, APPLIED], 3),
-        (4, [4, 6, 5, 6], [STALE, GAP, APPLIED, APPLIED], 6),
-        (-7, [-6], [APPLIED], -6),
+        (None, [2], 1, [GAP], None),
+        (None, [0], 1, [STALE], None),
+        (None, [3, 1, 3, 2, 3], 1, [GAP, APPLIED, GAP, APPLIED, APPLIED], 3),
+        (4, [4, 6, 5, 6], 1, [STALE, GAP, APPLIED, APPLIED], 6),
+        (-7, [-6], 1, [APPLIED], -6),
+        (None, [0, 1, 100, 101], 100, [STALE, STALE, APPLIED, APPLIED], 101),
+        (None, [0], 0, [APPLIED], 0),
     ],
 )
 def test_who_insists_gets_the_next_one_only(
-    before: int | None, sequences: list[int], answers: list[Advance], after: int | None
+    before: int | None, sequences: list[int], first: int, answers: list[Advance], after: int | None
 ) -> None:
-    assert decide(before, sequences, insist=True) == (answers, after)
-
-
-def test_what_is_first_is_said_by_who_insists() -> None:
-    assert decide(None, [0, 1, 100, 101], insist=True, first=100) == ([STALE, STALE, APPLIED, APPLIED], 101)
-    assert decide(None, [0], insist=True, first=0) == ([APPLIED], 0)
+    assert decide(before, sequences, insist=True, first=first) == (answers, after)
 
 
 @given(st.none() | SMALL, st.lists(SMALL), st.booleans(), SMALL)
