@@ -147,7 +147,7 @@ class TcpProxy:
     def _requests(self, pair: "_Pair") -> None:
         before = b""
         while data := pair.client.recv(CHUNK_BYTES):
-            if self._is_lost(before + data):
+            if self._is_lost(before, data):
                 if self._quietly:
                     pair.muted = True
                 elif not self._marked_passes:
@@ -166,9 +166,10 @@ class TcpProxy:
             if not (self._swallowing or pair.hushed or pair.muted):
                 pair.client.sendall(data)
 
-    def _is_lost(self, request: bytes) -> bool:
+    def _is_lost(self, before: bytes, data: bytes) -> bool:
         with self._lock:
-            if self._marker is None or self._marker not in request:
+            # A marker that ended in the bytes before was of an earlier request.
+            if self._marker is None or self._marker not in before[1 - len(self._marker) :] + data:
                 return False
             self._marker = None
             self.lost += 1

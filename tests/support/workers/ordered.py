@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from support.workers.business import apply
 from support.workers.memory_worker import delivery, make, process
+from support.workers.paid import delivered
 from txbox import DeadLetter, DeadLetters, Message, Outcome, OutOfOrder
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
@@ -36,8 +37,7 @@ def in_group(message_id: str, group: str | None = "g", *, receive_count: int = 1
 
 
 def with_key(message_id: str, key: str = "g", *, receive_count: int = 1) -> Delivery:
-    message = Message(message_id, f"body of {message_id}".encode(), {"key": key})
-    return Delivery(message, f"{message_id}-{receive_count}", receive_count, body=message.body)
+    return delivered(Message(message_id, f"body of {message_id}".encode(), {"key": key}), receive_count=receive_count)
 
 
 def outcomes(worker: Worker, *deliveries: Delivery) -> dict[str, Outcome]:

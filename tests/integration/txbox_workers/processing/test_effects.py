@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, event
 
-from support.effects import FIELDS, GOOD, MALFORMED
+from support.effects import FIELDS as ALL_TYPES
+from support.effects import GOOD, MALFORMED
+from support.postgres.statements import run
 from support.postgres.tcp_proxy import TcpProxy
 from support.txbox.events import Kept
 from support.workers.business import Business, apply, once
 from support.workers.memory_worker import at_work, make, process, work_off
+from support.workers.paid import EFFECT, FIELDS, INSERT, delivered, paid, published, publishing
 from txbox import (
     DeadLetter,
     DeadLetters,
@@ -24,37 +27,30 @@ from txbox import (
     Reason,
     SqlEffect,
 )
-from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 
-APPLY = """
--- What a message does: one row of its own, and its account.
-INSERT INTO effect (message_id, body) SELECT message_id, note FROM fresh_event ORDER BY message_id;
-WITH change AS (SELECT account, sum(amount) AS amount FROM fresh_event GROUP BY account ORDER BY account)
-UPDATE account SET balance = balance + change.amount FROM change WHERE account.account_id = change.account
-"""
-FIELDS_APPLIED = "account int default 1, amount bigint not null, note text default 'none'"
-EFFECT = SqlEffect.of(APPLY, fields=FIELDS_APPLIED)
+EITHER = pytest.mark.parametrize("effect", [EFFECT, publishing()], ids=["", "publishing"])
+"""Of what is sent with the commit, or before it if its last statement returns what is to be published."""
 
 
-def paid(id_: str, amount: object = 1, **more: object) -> Message:
-    return Message(id_, json.dumps({"amount": amount, **more}).encode())
+def publishes_what_it_applies(effect: SqlEffect, business: Business) -> bool:
+    return sorted(published(business)) == (sorted(business.order()) if effect.publishes else [])
 
 
-def delivered(message: Message, *, receive_count: int = 1) -> Delivery:
-    return Delivery(message, receipt=f"{message.id}-{receive_count}", receive_count=receive_count, body=message.body)
-
-
+@EITHER
 @pytest.mark.parametrize("transactions", ["batch", "message"])
 def test_each_message_is_applied_once_whatever_comes_twice(
-    leveled: Engine, business: Business, transactions: str
+    leveled: Engine, business: Business, transactions: str, effect: SqlEffect
 ) -> None:
     all_messages = [paid(f"m{number:03}", number, account=number % 2 + 1) for number in range(100)]
     sent = [message for message in all_messages for _ in range(1 + len(message.id) % 2)] + all_messages[::3]
-    work_off(MemorySource(sent, batch_size=25), leveled, effect=EFFECT, threads=3, transactions=transactions)
+    work_off(MemorySource(sent, batch_size=25), leveled, effect=effect, threads=3, transactions=transactions)
     assert business.applied() == once(message.id for message in all_messages)
     assert business.recorded() == {message.id for message in all_messages}
     assert (business.balance(1), business.balance(2)) == (sum(range(0, 100, 2)), sum(range(1, 100, 2)))
+    assert publishes_what_it_applies(effect, business)
+    ids = business.rows("SELECT message_id FROM outbox_message")
+    assert len(set(ids)) == len(ids), "each has an id of its own"
 
 
 def test_a_batch_is_two_round_trips(engine: Engine, business: Business) -> None:
@@ -92,11 +88,10 @@ def test_duplicates_and_what_is_parked_take_no_more(leveled: Engine, business: B
 
 
 def test_a_failure_beside_duplicates_is_the_effects(engine: Engine, business: Business) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE account ADD CHECK (balance < 100)")
+    run(engine, "ALTER TABLE account ADD CHECK (balance < 100)")
     worker = make(MemorySource(), engine, effect=EFFECT)
     process(worker, delivered(paid("a")))
-    with pytest.raises(EffectFailed, match="the statements, line 4: new row for relation"):
+    with pytest.raises(EffectFailed, match="the statements, line 3: new row for relation"):
         worker._processor._transactions.run_batch(list(map(delivered, [paid("a"), paid("b", 500)])))  # type: ignore[attr-defined]
     assert business.applied() == once("a")
 
@@ -131,16 +126,17 @@ def test_a_duplicate_that_is_malformed_and_one_that_was_processed_are_no_failure
     assert business.applied() == once("abc")
 
 
-def test_the_good_ones_commit_and_only_the_bad_one_fails(engine: Engine, business: Business) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE account ADD CHECK (balance < 100)")
-    worker = make(MemorySource(), engine, effect=EFFECT)
+@EITHER
+def test_the_good_ones_commit_and_only_the_bad_one_fails(engine: Engine, business: Business, effect: SqlEffect) -> None:
+    run(engine, "ALTER TABLE account ADD CHECK (balance < 100)")
+    worker = make(MemorySource(), engine, effect=effect)
     sent = [paid("a"), paid("b", 500), paid("c", 2)]
     settled = [one for several in worker._processor.process(list(map(delivered, sent))) for one in several]
     assert [one.outcome for one in settled] == [Outcome.PROCESSED, Outcome.FAILED, Outcome.PROCESSED]
-    assert str(settled[1].error).startswith("the statements, line 4: new row for relation")
+    assert str(settled[1].error).startswith("the statements, line 3: new row for relation")
     assert business.balance() == 3
     assert business.failing() == {"b": 1}
+    assert publishes_what_it_applies(effect, business)
 
 
 def test_an_error_names_the_file_and_the_line(engine: Engine, business: Business, tmp_path: Path) -> None:
@@ -148,7 +144,7 @@ def test_an_error_names_the_file_and_the_line(engine: Engine, business: Business
         "INSERT INTO effect (message_id, body)\nSELECT message_id, note\nFROM fresh_event;\n\n"
         "UPDATE account SET balance = 1 / 0\n  WHERE account_id IN (SELECT acount FROM fresh_event)"
     )
-    worker = make(MemorySource(), engine, effect=SqlEffect(file, fields=FIELDS_APPLIED))
+    worker = make(MemorySource(), engine, effect=SqlEffect(file, fields=FIELDS))
     ((settlement,),) = worker._processor.process([delivered(paid("a"))])
     assert str(settlement.error) == 'account.sql, line 6: column "acount" does not exist'
     assert business.applied() == {}
@@ -187,17 +183,21 @@ SCRIPTS = {
 def test_scripts_of_every_shape(engine: Engine, business: Business, script: str, transactions: str) -> None:
     if "MERGE" in script and engine.dialect.server_version_info < (15,):  # type: ignore[operator]
         pytest.skip("PostgreSQL 14 has no MERGE")
-    effect = SqlEffect.of(script, fields=FIELDS_APPLIED)
+    effect = SqlEffect.of(script, fields=FIELDS)
     sent = [paid(f"m{number}", number) for number in range(10)]
     work_off(MemorySource([*sent, *sent]), engine, effect=effect, transactions=transactions)
     assert business.applied() == once(message.id for message in sent)
     assert business.balance() == 45
 
 
+@pytest.mark.parametrize("publishes", [False, True])
 @pytest.mark.parametrize("ending", ["COMMIT", "/* so */ ROLLBACK", "SAVEPOINT a", "PREPARE TRANSACTION 'a'"])
-def test_statements_cannot_end_the_transaction(engine: Engine, business: Business, ending: str) -> None:
-    script = f"INSERT INTO effect (message_id, body) SELECT message_id, note FROM fresh_event; {ending}; SELECT 1"
-    worker = make(MemorySource(), engine, effect=SqlEffect.of(script, fields=FIELDS_APPLIED))
+def test_statements_cannot_end_the_transaction(
+    engine: Engine, business: Business, ending: str, publishes: bool
+) -> None:
+    script = f"{INSERT}; {ending}; SELECT 'x' AS body"
+    effect = publishing(script) if publishes else SqlEffect.of(script, fields=FIELDS)
+    worker = make(MemorySource(), engine, effect=effect)
     ((settlement,),) = worker._processor.process([delivered(paid("a"))])
     assert settlement.outcome is Outcome.FAILED
     assert "leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out" in str(settlement.error)
@@ -217,18 +217,18 @@ def test_statements_cannot_end_the_transaction(engine: Engine, business: Busines
 )
 def test_a_script_that_cannot_work_is_refused_at_once(script: str, why: str) -> None:
     with pytest.raises(InvalidConfiguration, match=why):
-        SqlEffect.of(script, fields=FIELDS_APPLIED)
+        SqlEffect.of(script, fields=FIELDS)
 
 
 def test_every_type_arrives_as_it_was_sent(engine: Engine, business: Business) -> None:
     """Postgres takes every value that is not malformed, and none that is."""
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE TABLE event (message_id text, customer_id text, cents bigint, small smallint, price numeric(6,2), "
-            "ratio double precision, paid boolean, day date, at timestamptz, local timestamp, ref uuid, "
-            "details jsonb, currency text, free numeric)"
-        )
-    effect = SqlEffect.of("INSERT INTO event SELECT * FROM fresh_event", fields=FIELDS)
+    run(
+        engine,
+        "CREATE TABLE event (message_id text, customer_id text, cents bigint, small smallint, price numeric(6,2), "
+        "ratio double precision, paid boolean, day date, at timestamptz, local timestamp, ref uuid, "
+        "details jsonb, currency text, free numeric)",
+    )
+    effect = SqlEffect.of("INSERT INTO event SELECT * FROM fresh_event", fields=ALL_TYPES)
     good = [Message(f"good {number}", body.encode()) for number, (body, _) in enumerate(GOOD)]
     bad = [Message(f"bad {number}", body.encode()) for number, body in enumerate(MALFORMED)]
     work_off(MemorySource(good + bad, batch_size=100), engine, effect=effect)
@@ -260,8 +260,7 @@ def test_what_was_prepared_and_is_discarded_is_prepared_again(engine: Engine, bu
     worker = make(MemorySource(), engine, effect=EFFECT)
     for number in range(4):
         assert process(worker, delivered(paid(f"m{number}"))) == [(f"m{number}-1", Outcome.PROCESSED)]
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DEALLOCATE ALL")
+        run(engine, "DEALLOCATE ALL")
     assert business.balance() == 4
 
 
@@ -280,10 +279,11 @@ def test_a_connection_in_another_encoding_keeps_every_id_and_text(
         assert not Inbox("billing", fingerprint=True).record(connection, sent.id, sent.body)
 
 
+@EITHER
 def test_statements_that_are_discarded_between_record_and_effect_cost_a_run(
-    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch, effect: SqlEffect
 ) -> None:
-    worker = make(MemorySource(), engine, effect=EFFECT)
+    worker = make(MemorySource(), engine, effect=effect)
     process(worker, delivered(paid("before")))
     inbox = worker._processor._transactions._inbox  # type: ignore[attr-defined]
     recorded, discarded = inbox.recorded, list[str]()
@@ -302,6 +302,7 @@ def test_statements_that_are_discarded_between_record_and_effect_cost_a_run(
     ]
     assert discarded
     assert business.balance() == 3
+    assert publishes_what_it_applies(effect, business)
 
 
 def test_listeners_of_the_hosts_have_their_say_before_the_commit(engine: Engine, business: Business) -> None:
@@ -318,14 +319,15 @@ def test_listeners_of_the_hosts_have_their_say_before_the_commit(engine: Engine,
     assert business.applied() == once("ab")
 
 
+@EITHER
 @pytest.mark.usefixtures("without_reports")
 @pytest.mark.parametrize("reaches_server", [True, False])
 def test_a_lost_answer_to_the_commit_of_an_effect_is_neither_yes_nor_no(
-    proxy: TcpProxy, proxied: Engine, business: Business, reaches_server: bool
+    proxy: TcpProxy, proxied: Engine, business: Business, reaches_server: bool, effect: SqlEffect
 ) -> None:
     kept = Kept()
     source = MemorySource()
-    with at_work(make(source, proxied, effect=EFFECT, hooks=[kept])):
+    with at_work(make(source, proxied, effect=effect, hooks=[kept])):
         source.send(paid("before"))
         assert source.wait_until_empty(20)
         proxy.lose_next(reaches_server=reaches_server)
@@ -334,6 +336,7 @@ def test_a_lost_answer_to_the_commit_of_an_effect_is_neither_yes_nor_no(
         assert source.wait_until_empty(20)
     assert proxy.lost == 1
     assert business.applied() == once(["before", *"abc"])
+    assert publishes_what_it_applies(effect, business)
     outcomes = [outcome for id_ in "abc" for outcome in kept.outcomes(id_)]
     assert Outcome.IN_FLIGHT in outcomes
     assert (Outcome.DUPLICATE in outcomes) is reaches_server
@@ -378,7 +381,7 @@ def test_statements_that_do_not_fit_the_tables_are_told_at_the_start(
     engine: Engine, business: Business, script: str, why: str
 ) -> None:
     source = MemorySource([paid("a")])
-    worker = make(source, engine, effect=SqlEffect.of(script, fields=FIELDS_APPLIED))
+    worker = make(source, engine, effect=SqlEffect.of(script, fields=FIELDS))
     with pytest.raises(EffectFailed, match=why):
         worker.start()
     assert not worker.running
@@ -388,5 +391,5 @@ def test_statements_that_do_not_fit_the_tables_are_told_at_the_start(
 def test_a_script_that_makes_its_own_table_starts(engine: Engine, business: Business) -> None:
     script = "CREATE TEMPORARY TABLE mine ON COMMIT DROP AS SELECT message_id, note FROM fresh_event; {}"
     insert = "INSERT INTO effect (message_id, body) SELECT message_id, note FROM mine"
-    work_off(MemorySource([paid("a")]), engine, effect=SqlEffect.of(script.format(insert), fields=FIELDS_APPLIED))
+    work_off(MemorySource([paid("a")]), engine, effect=SqlEffect.of(script.format(insert), fields=FIELDS))
     assert business.applied() == once("a")

@@ -1,42 +1,18 @@
 """Effects in SQL that publish: the rows of the last statement go into the outbox, in the transaction of the effect."""
 
-import json
 import pickle
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine
 
-from support.postgres.tcp_proxy import TcpProxy
+from support.postgres.statements import run
 from support.txbox.outbox import OWN
 from support.workers.business import Business, once
 from support.workers.memory_worker import at_work, make, process, work_off
-from txbox import EffectFailed, InvalidConfiguration, Message, Outbox, Outcome, SqlEffect
-from txbox_workers.delivery import Delivery
+from support.workers.paid import ADD_UP, FIELDS, RETURNING, delivered, paid, published, publishing
+from txbox import EffectFailed, InvalidConfiguration, Outbox, Outcome, SqlEffect
 from txbox_workers.memory_source import MemorySource
-
-FIELDS = "account int default 1, amount bigint not null"
-APPLY = """
--- What a message does: its account, a row of its own, and a message.
-WITH change AS (SELECT account, sum(amount) AS amount FROM fresh_event GROUP BY account ORDER BY account)
-UPDATE account SET balance = balance + change.amount FROM change WHERE account.account_id = change.account;
-"""
-RETURNING = """
-INSERT INTO effect (message_id, body) SELECT message_id, amount FROM fresh_event ORDER BY message_id
-RETURNING 'k' || length(message_id) AS key, jsonb_build_object('of', message_id) AS body
-"""
-
-
-def publishing(script: str = APPLY + RETURNING, **more: Any) -> SqlEffect:
-    return SqlEffect.of(script, fields=FIELDS, **{"outbox": Outbox(), "destination": OWN, **more})
-
-
-def paid(id_: str, amount: int = 1, account: int = 1) -> Message:
-    return Message(id_, json.dumps({"amount": amount, "account": account}).encode())
-
-
-def delivered(message: Message, *, receive_count: int = 1) -> Delivery:
-    return Delivery(message, receipt=f"{message.id}-{receive_count}", receive_count=receive_count, body=message.body)
 
 
 def fail(engine: Engine, effect: SqlEffect) -> BaseException | None:
@@ -46,47 +22,11 @@ def fail(engine: Engine, effect: SqlEffect) -> BaseException | None:
     return settlement.error
 
 
-def published(business: Business) -> list[str]:
-    """The ids in the bodies of what is published, in order."""
-    return [
-        json.loads(bytes(body))["of"] for body in business.rows("SELECT body FROM outbox_message ORDER BY position")
-    ]
-
-
-@pytest.mark.parametrize("transactions", ["batch", "message"])
-def test_each_message_publishes_once_whatever_comes_twice(
-    leveled: Engine, business: Business, transactions: str
-) -> None:
-    sent = [paid(f"m{number:02}", number) for number in range(60)]
-    twice = [message for message in sent for _ in range(2)] + sent[::3]
-    work_off(MemorySource(twice, batch_size=25), leveled, effect=publishing(), threads=3, transactions=transactions)
-    assert business.applied() == once(message.id for message in sent)
-    assert business.balance() == sum(range(60))
-    assert sorted(published(business)) == sorted(message.id for message in sent)
-    assert len(set(business.rows("SELECT message_id FROM outbox_message"))) == len(sent), "each has an id of its own"
-
-
-def test_what_fails_publishes_nothing_and_its_neighbours_do(engine: Engine, business: Business) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE account ADD CHECK (balance < 100)")
-    worker = make(MemorySource(), engine, effect=publishing())
-    assert dict(process(worker, *map(delivered, [paid("a"), paid("b", 500), paid("c")]))) == {
-        "a-1": Outcome.PROCESSED,
-        "b-1": Outcome.FAILED,
-        "c-1": Outcome.PROCESSED,
-    }
-    assert published(business) == ["a", "c"]
-    assert business.balance() == 2
-
-
 @pytest.mark.parametrize("transactions", ["batch", "message"])
 def test_what_fails_at_the_commit_has_published_nothing(engine: Engine, business: Business, transactions: str) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE known (message_id text PRIMARY KEY)")
-        connection.exec_driver_sql("INSERT INTO known VALUES ('a'), ('c')")
-        connection.exec_driver_sql(
-            "ALTER TABLE effect ADD FOREIGN KEY (message_id) REFERENCES known DEFERRABLE INITIALLY DEFERRED"
-        )
+    run(engine, "CREATE TABLE known (message_id text PRIMARY KEY)")
+    run(engine, "INSERT INTO known VALUES ('a'), ('c')")
+    run(engine, "ALTER TABLE effect ADD FOREIGN KEY (message_id) REFERENCES known DEFERRABLE INITIALLY DEFERRED")
     worker = make(MemorySource(), engine, effect=publishing(), transactions=transactions)
     outcomes = dict(process(worker, *(delivered(paid(id_)) for id_ in "abc")))
     assert outcomes == {"a-1": Outcome.PROCESSED, "b-1": Outcome.FAILED, "c-1": Outcome.PROCESSED}
@@ -154,7 +94,7 @@ def test_without_rows_nothing_is_published(engine: Engine, business: Business) -
 
 
 def test_without_an_outbox_what_a_script_returns_is_ignored(engine: Engine, business: Business) -> None:
-    work_off(MemorySource([paid("a")]), engine, effect=SqlEffect.of(APPLY + RETURNING, fields=FIELDS))
+    work_off(MemorySource([paid("a")]), engine, effect=SqlEffect.of(ADD_UP + RETURNING, fields=FIELDS))
     assert business.applied() == once("a")
     assert business.rows("SELECT 1 FROM outbox_message") == []
 
@@ -239,15 +179,6 @@ def test_a_script_that_cannot_return_rows_is_refused(ending: str) -> None:
         publishing(f"SELECT 1 FROM fresh_event;\n{ending}")
 
 
-def test_statements_cannot_end_the_transaction_before_the_last_one(engine: Engine, business: Business) -> None:
-    error = fail(
-        engine, publishing("INSERT INTO effect SELECT 1, 'a', '' FROM fresh_event; COMMIT; SELECT 'x' AS body")
-    )
-    assert "leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out" in str(error)
-    assert business.applied() == {}
-    assert business.recorded() == set()
-
-
 @pytest.mark.parametrize(
     ("more", "why"),
     [
@@ -274,30 +205,6 @@ def test_it_crosses_to_another_process(engine: Engine, business: Business) -> No
     assert repr(again) == repr(publishing())
     work_off(MemorySource([paid("a")]), engine, effect=again)
     assert published(business) == ["a"]
-
-
-def test_statements_that_are_discarded_before_the_effect_cost_a_run(
-    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = make(MemorySource(), engine, effect=publishing())
-    process(worker, delivered(paid("before")))
-    inbox = worker._processor._transactions._inbox  # type: ignore[attr-defined]
-    recorded, discarded = inbox.recorded, list[str]()
-
-    def discard(connection: Any, *arguments: Any, **options: Any) -> Any:
-        result = recorded(connection, *arguments, **options)
-        if not discarded:
-            discarded.append("all")
-            connection.exec_driver_sql("DEALLOCATE ALL")
-        return result
-
-    monkeypatch.setattr(inbox, "recorded", discard)
-    assert process(worker, *map(delivered, [paid("a"), paid("b")])) == [
-        ("a-1", Outcome.PROCESSED),
-        ("b-1", Outcome.PROCESSED),
-    ]
-    assert discarded
-    assert sorted(published(business)) == ["a", "b", "before"]
 
 
 def test_what_it_sets_does_not_reach_the_question_for_parked_messages(engine: Engine, business: Business) -> None:
@@ -342,21 +249,3 @@ def test_a_connection_that_is_lost_after_publishing_publishes_once(engine: Engin
     assert outbox.deaths == 0
     assert business.applied() == once("abc")
     assert sorted(published(business)) == ["a", "b", "c"]
-
-
-@pytest.mark.usefixtures("without_reports")
-@pytest.mark.parametrize("reaches_server", [True, False])
-def test_a_lost_answer_to_the_commit_publishes_once(
-    proxy: TcpProxy, proxied: Engine, business: Business, reaches_server: bool
-) -> None:
-    source = MemorySource()
-    with at_work(make(source, proxied, effect=publishing())):
-        source.send(paid("before"))
-        assert source.wait_until_empty(20)
-        proxy.lose_next(reaches_server=reaches_server)
-        for id_ in "abc":
-            source.send(paid(id_))
-        assert source.wait_until_empty(20)
-    assert proxy.lost == 1
-    assert business.applied() == once(["before", *"abc"])
-    assert sorted(published(business)) == ["a", "b", "before", "c"]

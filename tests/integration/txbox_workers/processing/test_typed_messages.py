@@ -1,6 +1,5 @@
 """Message types: bodies are read before their handler, and what cannot be read is parked at once, alone."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +16,11 @@ from support.waiting import wait_until
 from support.workers import ledger_worker
 from support.workers.business import APPLY, Business, once
 from support.workers.memory_worker import at_work, make, process, work_off
+from support.workers.paid import delivered, paid
 from txbox import DeadLetter, DeadLetters, Inbox, Message, Outbox, Outcome
 from txbox.instrumentation import Retried, Settled
 from txbox.leases import Lease, PostgresLedger
 from txbox.relay import FunctionPublisher, OutboxMessage, Relay
-from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 
 
@@ -43,14 +42,6 @@ def pay(session: Session, purchase: Purchase, message: Message) -> None:
 def pay_all(session: Session, purchases: Sequence[Purchase], messages: Sequence[Message]) -> None:
     for purchase, message in zip(purchases, messages, strict=True):
         pay(session, purchase, message)
-
-
-def paid(id_: str, amount: object = 1, **more: object) -> Message:
-    return Message(id_, json.dumps({"amount": amount, **more}).encode())
-
-
-def delivered(message: Message, *, receive_count: int = 1, group: str | None = None) -> Delivery:
-    return Delivery(message, f"{message.id}-{receive_count}", receive_count, group, body=message.body)
 
 
 @pytest.fixture(params=["handler", "batch_handler", "message"])
