@@ -15,7 +15,7 @@ from txbox_workers.coroutines import AsyncWorker
 from txbox_workers.memory_source import MemorySource
 
 Engines = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
-"""The fixture ``async_engine``."""
+"""The fixture ``make_async_engine``."""
 
 
 async def apply(session: AsyncSession, message: Message) -> None:

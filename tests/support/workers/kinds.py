@@ -12,8 +12,10 @@ BOTH_KINDS = {
     "processing.test_parking",
     "leases.test_expired",
     "leases.test_ledger_beside_inbox",
+    "leases.test_ledger_dead_letters",
     "leases.test_ledger_errors",
     "leases.test_ledger_worker",
+    "test_prefetch",
     "test_stop",
 }
 """Modules, below ``integration/txbox_workers``."""
@@ -58,6 +60,11 @@ THREADS_ONLY = {
     "test_of_several_threads_the_last_one_closes_what_they_share": _BLOCKS,
     "test_run_works_outside_the_main_thread_until_stop": "an AsyncWorker has its event loop where it is run",
     "test_a_handler_may_stop_its_own_worker": _BLOCKS,
+    "test_a_slow_handler_holds_little_and_leaves_the_rest_to_other_workers": _BLOCKS,
+    "test_the_heartbeat_extends_what_waits_for_a_slow_handler": _BLOCKS,
+    "test_a_stop_finishes_what_was_begun_and_hands_back_all_else": _BLOCKS,
+    "test_a_paused_worker_hands_back_what_it_holds_and_is_drained": _BLOCKS,
+    "test_in_an_outage_of_the_database_what_is_held_is_handed_back_and_nothing_is_received": _INNER,
     "test_a_function_that_runs_once_refuses_what_it_cannot_judge": _NO_WORKER,
     "test_a_turn_that_does_not_come_in_time_is_not_waited_for": _NO_WORKER,
     "test_transactions_in_turn_come_one_after_the_other": _NO_WORKER,

@@ -1,4 +1,4 @@
-"""Workers with coroutine handlers: each test is a coroutine that it runs itself."""
+"""Workers with coroutine handlers, and an engine of the test's own event loop."""
 
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -20,8 +20,14 @@ def named_url(schema_url: str, request: pytest.FixtureRequest) -> URL:
 
 
 @pytest.fixture
-def async_engine(named_url: URL) -> Engines:
-    """An engine of one event loop: async with async_engine() as engine."""
+def anyio_backend() -> str:
+    """The library whose event loop tests run on."""
+    return "asyncio"
+
+
+@pytest.fixture
+def make_async_engine(named_url: URL) -> Engines:
+    """An engine of one event loop: async with make_async_engine() as engine."""
 
     @asynccontextmanager
     async def make(**options: Any) -> AsyncIterator[AsyncEngine]:
@@ -32,6 +38,13 @@ def async_engine(named_url: URL) -> Engines:
             await engine.dispose()
 
     return make
+
+
+@pytest.fixture
+async def async_engine(make_async_engine: Engines) -> AsyncIterator[AsyncEngine]:
+    """The engine of a test that is a coroutine."""
+    async with make_async_engine() as engine:
+        yield engine
 
 
 @pytest.fixture

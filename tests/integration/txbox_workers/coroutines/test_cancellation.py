@@ -81,7 +81,7 @@ def test_a_run_is_cancelled_at_each_await_of_a_batch(
     engine: Engine,
     named_url: URL,
     business: Business,
-    async_engine: Engines,
+    make_async_engine: Engines,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     no_threads: None,
@@ -94,7 +94,7 @@ def test_a_run_is_cancelled_at_each_await_of_a_batch(
     events: list[Event] = []
 
     async def cut_everywhere() -> int:
-        async with async_engine() as used:
+        async with make_async_engine() as used:
 
             def make(source: MemorySource) -> AsyncWorker:
                 return AsyncWorker(source, engine=used, handler=apply, hooks=[events.append], **options)

@@ -1,25 +1,25 @@
 """Coroutine handlers: what they are given, what they may do, and what they are refused."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from support.txbox.events import Kept
-from support.workers.async_worker import Engines, apply, work_off
-from support.workers.business import APPLY, Business, once
-from support.workers.memory_worker import AT_ONCE, messages, numbered
-from txbox import DeadLetters, Inbox, InvalidConfiguration, Message, Outcome
+from support.workers.async_worker import apply, work_off
+from support.workers.business import Business, once
+from support.workers.memory_worker import messages, numbered
+from txbox import Inbox, InvalidConfiguration, Message, Outcome
 from txbox.instrumentation import Settled
-from txbox.leases import Lease, PostgresLedger
 from txbox_workers.coroutines import AsyncWorker
 from txbox_workers.memory_source import MemorySource
+
+pytestmark = pytest.mark.anyio
 
 
 class Base(DeclarativeBase):
@@ -33,7 +33,9 @@ class Account(Base):
 
 
 @pytest.mark.parametrize("factory", [None, "async_sessionmaker"])
-def test_a_handler_works_with_mapped_objects(business: Business, async_engine: Engines, factory: str | None) -> None:
+async def test_a_handler_works_with_mapped_objects(
+    business: Business, async_engine: AsyncEngine, factory: str | None
+) -> None:
     async def pay(session: AsyncSession, message: Message) -> None:
         if factory:
             assert not session.sync_session.expire_on_commit
@@ -41,25 +43,9 @@ def test_a_handler_works_with_mapped_objects(business: Business, async_engine: E
         await asyncio.sleep(0)
         account.balance += 1  # flushed by the worker
 
-    async def run() -> None:
-        async with async_engine() as engine:
-            options = {"session_factory": async_sessionmaker(expire_on_commit=False)} if factory else {}
-            await work_off(MemorySource([*numbered(30), *numbered(30)]), engine, pay, batch_size=1, **options)
-
-    asyncio.run(run())
+    options = {"session_factory": async_sessionmaker(expire_on_commit=False)} if factory else {}
+    await work_off(MemorySource([*numbered(30), *numbered(30)]), async_engine, pay, batch_size=1, **options)
     assert business.balance() == 30
-
-
-def test_a_batch_handler_gets_the_messages_of_a_batch_that_are_first(business: Business, async_engine: Engines) -> None:
-    async def handle(session: AsyncSession, batch: Sequence[Message]) -> None:
-        await session.execute(APPLY, [{"id": one.id, "body": one.text} for one in batch])
-
-    async def run() -> None:
-        async with async_engine() as engine:
-            await work_off(MemorySource([*numbered(30), *numbered(30)]), engine, batch_handler=handle)
-
-    asyncio.run(run())
-    assert business.applied() == once(one.id for one in numbered(30))
 
 
 async def commits(session: AsyncSession) -> None:
@@ -149,57 +135,21 @@ left: list[Any] = []
         (swallows_its_time, "TransactionEnded"),
     ],
 )
-def test_what_a_handler_must_not_do_is_its_message_s_failure_and_no_more(
-    business: Business, async_engine: Engines, does: Callable[[AsyncSession], Awaitable[None]], error: str
+async def test_what_a_handler_must_not_do_is_its_message_s_failure_and_no_more(
+    business: Business, async_engine: AsyncEngine, does: Callable[[AsyncSession], Awaitable[None]], error: str
 ) -> None:
     async def handle(session: AsyncSession, message: Message) -> None:
         await apply(session, message)
         if message.id == "bad":
             await does(session)
 
-    async def run() -> Kept:
-        async with async_engine() as engine:
-            kept = await work_off(MemorySource(messages("a", "bad", "b")), engine, handle, max_attempts=2)
-            while left:
-                await left.pop().aclose()
-            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-            return kept
-
-    kept = asyncio.run(run())
+    kept = await work_off(MemorySource(messages("a", "bad", "b")), async_engine, handle, max_attempts=2)
+    while left:
+        await left.pop().aclose()
+    assert async_engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     assert kept.outcomes("bad") == [Outcome.FAILED, Outcome.DEAD]
     assert {type(one.error).__name__ for one in kept.of(Settled) if one.message_id == "bad"} == {error}
     assert business.applied() == once(["a", "b"])
-    assert business.letters() == {"bad": "failed"}
-
-
-def test_a_ledger_alone_with_its_lease_and_dead_letters(
-    engine: Engine, business: Business, async_engine: Engines
-) -> None:
-    handled: list[tuple[str, int]] = []
-
-    async def send(message: Message, lease: Lease) -> None:
-        await asyncio.sleep(0.01)
-        handled.append((message.id, lease.attempt))
-        if message.id == "bad":
-            raise ValueError("no")
-
-    async def run() -> None:
-        source = MemorySource([*messages("a", "b", "bad"), *messages("a", "b")])
-        kept = Kept()
-        worker = AsyncWorker(
-            source,
-            ledger=PostgresLedger("mailing", engine=engine),
-            dead_letters=DeadLetters(engine),
-            handler=send,
-            max_attempts=2,
-            backoff=AT_ONCE,
-            hooks=[kept],
-        )
-        async with worker:
-            assert await asyncio.to_thread(source.wait_until_empty, 30)
-
-    asyncio.run(run())
-    assert sorted(handled) == [("a", 1), ("b", 1), ("bad", 1), ("bad", 2)]
     assert business.letters() == {"bad": "failed"}
 
 

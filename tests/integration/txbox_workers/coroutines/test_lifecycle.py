@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from support.txbox.events import Kept
 from support.waiting import wait_until
-from support.workers.async_worker import Engines, apply, make
+from support.workers.async_worker import apply, make
 from support.workers.business import Business, once
 from support.workers.memory_worker import messages, numbered
 from txbox import InvalidConfiguration, Message, SchemaMissing, TxboxError
@@ -23,121 +23,104 @@ from txbox.instrumentation import Drained, Paused, Resumed, Stopped
 from txbox.operations.pauses import pause, resume
 from txbox_workers.memory_source import MemorySource
 
+pytestmark = pytest.mark.anyio
+
 
 async def until(condition: Any, timeout: float = 30) -> None:
     await asyncio.to_thread(wait_until, condition, timeout=timeout)
 
 
-def test_a_stop_waits_for_its_handlers_and_says_whether_they_have_ended(
-    business: Business, async_engine: Engines
+async def test_a_stop_waits_for_its_handlers_and_says_whether_they_have_ended(
+    business: Business, async_engine: AsyncEngine
 ) -> None:
-    async def run() -> None:
-        begun, go = asyncio.Event(), asyncio.Event()
+    begun, go = asyncio.Event(), asyncio.Event()
 
-        async def handle(session: Any, message: Message) -> None:
-            await apply(session, message)
-            begun.set()
-            await go.wait()
+    async def handle(session: Any, message: Message) -> None:
+        await apply(session, message)
+        begun.set()
+        await go.wait()
 
-        source, kept = MemorySource(messages("a", "b")), Kept()
-        async with async_engine() as engine:
-            worker = make(source, engine, handle, batch_size=1, concurrency=1, hooks=[kept])
-            await worker.start()
-            await begun.wait()
-            assert await worker.stop(0.1) is False
-            assert worker.running
-            assert not kept.of(Stopped)[-1].drained
-            with pytest.raises(InvalidConfiguration, match="running already"):
-                await worker.start()
-            go.set()
-            assert await worker.stop(20) is True
-            assert not worker.running
-            assert business.applied() == once("a")
-            await worker.start()
-            await until(lambda: business.applied() == once("ab"))
-            assert await worker.stop(20) is True
-
-    asyncio.run(run())
+    source, kept = MemorySource(messages("a", "b")), Kept()
+    worker = make(source, async_engine, handle, batch_size=1, concurrency=1, hooks=[kept])
+    await worker.start()
+    await begun.wait()
+    assert await worker.stop(0.1) is False
+    assert worker.running
+    assert not kept.of(Stopped)[-1].drained
+    with pytest.raises(InvalidConfiguration, match="running already"):
+        await worker.start()
+    go.set()
+    assert await worker.stop(20) is True
+    assert not worker.running
+    assert business.applied() == once("a")
+    await worker.start()
+    await until(lambda: business.applied() == once("ab"))
+    assert await worker.stop(20) is True
 
 
-def test_a_handler_may_stop_its_own_worker(business: Business, async_engine: Engines) -> None:
-    async def run() -> None:
-        answers: list[bool] = []
+async def test_a_handler_may_stop_its_own_worker(business: Business, async_engine: AsyncEngine) -> None:
+    answers: list[bool] = []
 
-        async def handle(session: Any, message: Message) -> None:
-            await apply(session, message)
-            answers.append(await worker.stop(0.1))
+    async def handle(session: Any, message: Message) -> None:
+        await apply(session, message)
+        answers.append(await worker.stop(0.1))
 
-        async with async_engine() as engine:
-            worker = make(MemorySource(messages("a", "b")), engine, handle, batch_size=1, concurrency=1)
-            async with asyncio.timeout(30):
-                assert await worker.run() is True, "run ends by it, too"
-            assert answers == [False]
-
-    asyncio.run(run())
+    worker = make(MemorySource(messages("a", "b")), async_engine, handle, batch_size=1, concurrency=1)
+    async with asyncio.timeout(30):
+        assert await worker.run() is True, "run ends by it, too"
+    assert answers == [False]
     assert business.applied() == once("a")
 
 
-def test_a_run_ends_by_a_signal_and_gives_the_signals_back(business: Business, async_engine: Engines) -> None:
+async def test_a_run_ends_by_a_signal_and_gives_the_signals_back(business: Business, async_engine: AsyncEngine) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
-    async def run() -> None:
-        async def handle(session: Any, message: Message) -> None:
-            await apply(session, message)
-            signal.raise_signal(signal.SIGTERM)
-            await asyncio.sleep(0.1)
+    async def handle(session: Any, message: Message) -> None:
+        await apply(session, message)
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
 
-        async with async_engine() as engine:
-            worker = make(MemorySource(messages("a", "b")), engine, handle, batch_size=1, concurrency=1)
-            async with asyncio.timeout(30):
-                assert await worker.run() is True
-
-    asyncio.run(run())
+    worker = make(MemorySource(messages("a", "b")), async_engine, handle, batch_size=1, concurrency=1)
+    async with asyncio.timeout(30):
+        assert await worker.run() is True
     assert business.applied() == once("a"), "what was begun is finished, and nothing more is begun"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_it_pauses_and_goes_on(engine: Engine, business: Business, async_engine: Engines) -> None:
-    async def run() -> None:
-        source, kept = MemorySource(numbered(5)), Kept()
-        async with async_engine() as used, make(source, used, hooks=[kept]):
-            await until(lambda: business.applied().total() == 5)
-            pause(engine, subscriber_id="billing", by="anna")
-            await until(lambda: kept.of(Drained))
-            for message in messages("a", "b"):
-                source.send(message)
-            assert business.applied().total() == 5
-            resume(engine, subscriber_id="billing")
-            await until(lambda: business.applied().total() == 7)
-            assert [type(one) for one in kept.of(Paused, Drained, Resumed)] == [Paused, Drained, Resumed]
-
-    asyncio.run(run())
+async def test_it_pauses_and_goes_on(engine: Engine, business: Business, async_engine: AsyncEngine) -> None:
+    source, kept = MemorySource(numbered(5)), Kept()
+    async with make(source, async_engine, hooks=[kept]):
+        await until(lambda: business.applied().total() == 5)
+        pause(engine, subscriber_id="billing", by="anna")
+        await until(lambda: kept.of(Drained))
+        for message in messages("a", "b"):
+            source.send(message)
+        assert business.applied().total() == 5
+        resume(engine, subscriber_id="billing")
+        await until(lambda: business.applied().total() == 7)
+        assert [type(one) for one in kept.of(Paused, Drained, Resumed)] == [Paused, Drained, Resumed]
 
 
-def test_a_start_says_what_is_missing_and_leaves_nothing(
+async def test_a_start_says_what_is_missing_and_leaves_nothing(
     fresh_database: str, business: Business, no_threads: None
 ) -> None:
-    async def run() -> None:
-        engine = create_async_engine(fresh_database)
-        with pytest.raises(SchemaMissing):
-            await make(MemorySource(), engine).start()
-        with pytest.raises(SchemaMissing):
-            await make(MemorySource(), engine).run()
-        await engine.dispose()
-        away = create_async_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
-        with pytest.raises(TxboxError, match="the database cannot be used"):
-            await make(MemorySource(), away).start()
-
-    asyncio.run(run())
+    engine = create_async_engine(fresh_database)
+    with pytest.raises(SchemaMissing):
+        await make(MemorySource(), engine).start()
+    with pytest.raises(SchemaMissing):
+        await make(MemorySource(), engine).run()
+    await engine.dispose()
+    away = create_async_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+    with pytest.raises(TxboxError, match="the database cannot be used"):
+        await make(MemorySource(), away).start()
 
 
-def test_two_workers_of_one_loop_share_a_source_and_an_engine(business: Business, async_engine: Engines) -> None:
-    async def run() -> None:
-        source = MemorySource([*numbered(100), *numbered(100)])
-        async with async_engine() as engine, make(source, engine, concurrency=4), make(source, engine, concurrency=4):
-            assert await asyncio.to_thread(source.wait_until_empty, 60)
-
-    asyncio.run(run())
+async def test_two_workers_of_one_loop_share_a_source_and_an_engine(
+    business: Business, async_engine: AsyncEngine
+) -> None:
+    source = MemorySource([*numbered(100), *numbered(100)])
+    async with make(source, async_engine, concurrency=4), make(source, async_engine, concurrency=4):
+        assert await asyncio.to_thread(source.wait_until_empty, 60)
     assert business.applied() == once(one.id for one in numbered(100))
 
 
@@ -158,63 +141,55 @@ def test_a_worker_that_was_stopped_starts_again_on_another_loop(business: Busine
     assert business.applied() == once("ab")
 
 
-def test_a_run_that_is_cancelled_while_handlers_wait_gives_them_back_at_once(
-    business: Business, async_engine: Engines
+async def test_a_run_that_is_cancelled_while_handlers_wait_gives_them_back_at_once(
+    business: Business, async_engine: AsyncEngine
 ) -> None:
-    async def run() -> None:
-        begun: list[str] = []
+    begun: list[str] = []
 
-        async def handle(session: Any, message: Message) -> None:
-            await apply(session, message)
-            begun.append(message.id)
-            try:
-                await asyncio.sleep(60)
-            finally:
-                await apply(session, message)  # it finds the connection as a cancelled wait has left it
+    async def handle(session: Any, message: Message) -> None:
+        await apply(session, message)
+        begun.append(message.id)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await apply(session, message)  # it finds the connection as a cancelled wait has left it
 
-        source = MemorySource(numbered(20))
-        async with async_engine() as engine:
-            running = asyncio.create_task(make(source, engine, handle, batch_size=1, concurrency=10).run())
-            await until(lambda: len(begun) == 10)
-            running.cancel()
-            async with asyncio.timeout(10):
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-            assert business.applied() == {}
-            async with make(source, engine):
-                assert await asyncio.to_thread(source.wait_until_empty, 30)
-
-    asyncio.run(run())
+    source = MemorySource(numbered(20))
+    running = asyncio.create_task(make(source, async_engine, handle, batch_size=1, concurrency=10).run())
+    await until(lambda: len(begun) == 10)
+    running.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert business.applied() == {}
+    async with make(source, async_engine):
+        assert await asyncio.to_thread(source.wait_until_empty, 30)
     assert business.applied() == once(one.id for one in numbered(20))
 
 
-def test_a_run_that_is_cancelled_while_it_drains_waits_for_no_handler(
-    business: Business, async_engine: Engines
+async def test_a_run_that_is_cancelled_while_it_drains_waits_for_no_handler(
+    business: Business, async_engine: AsyncEngine
 ) -> None:
-    async def run() -> None:
-        begun = asyncio.Event()
+    begun = asyncio.Event()
 
-        async def handle(session: Any, message: Message) -> None:
-            await apply(session, message)
-            begun.set()
-            await asyncio.sleep(60)
+    async def handle(session: Any, message: Message) -> None:
+        await apply(session, message)
+        begun.set()
+        await asyncio.sleep(60)
 
-        source = MemorySource(messages("a"))
-        async with async_engine() as engine:
-            worker = make(source, engine, handle)
-            running = asyncio.create_task(worker.run())
-            await begun.wait()
-            await worker.stop(0.1)
-            await asyncio.sleep(0.7)  # run looks every half second
-            running.cancel()
-            async with asyncio.timeout(10):
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-            assert not worker.running
-            async with make(source, engine):
-                assert await asyncio.to_thread(source.wait_until_empty, 30)
-
-    asyncio.run(run())
+    source = MemorySource(messages("a"))
+    worker = make(source, async_engine, handle)
+    running = asyncio.create_task(worker.run())
+    await begun.wait()
+    await worker.stop(0.1)
+    await asyncio.sleep(0.7)  # run looks every half second
+    running.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not worker.running
+    async with make(source, async_engine):
+        assert await asyncio.to_thread(source.wait_until_empty, 30)
     assert business.applied() == once("a")
 
 
@@ -225,48 +200,37 @@ class SlowSource(MemorySource):
         time.sleep(0.5)  # nothing signals that a start was cancelled meanwhile
 
 
-def test_a_start_that_is_cancelled_leaves_nothing_at_work(business: Business, async_engine: Engines) -> None:
-    async def run() -> None:
-        source = SlowSource(messages("a"))
-        async with async_engine() as engine:
-            worker = make(source, engine)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1), worker:
-                    raise AssertionError("it has started in no time")
-            assert not worker.running
-            assert business.applied() == once("")
-            async with make(source, engine):
-                await until(lambda: business.applied() == once("a"))
-
-    asyncio.run(run())
+async def test_a_start_that_is_cancelled_leaves_nothing_at_work(business: Business, async_engine: AsyncEngine) -> None:
+    source = SlowSource(messages("a"))
+    worker = make(source, async_engine)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1), worker:
+            raise AssertionError("it has started in no time")
+    assert not worker.running
+    assert business.applied() == once("")
+    async with make(source, async_engine):
+        await until(lambda: business.applied() == once("a"))
 
 
-def test_a_second_run_is_refused_and_the_first_goes_on(business: Business, async_engine: Engines) -> None:
-    async def run() -> None:
-        source = MemorySource()
-        async with async_engine() as engine, make(source, engine) as worker:
-            with pytest.raises(InvalidConfiguration, match="running already"):
-                await worker.run()
-            source.send(messages("a")[0])
-            await until(lambda: business.applied() == once("a"))
-            assert worker.running
-
-    asyncio.run(run())
+async def test_a_second_run_is_refused_and_the_first_goes_on(business: Business, async_engine: AsyncEngine) -> None:
+    source = MemorySource()
+    async with make(source, async_engine) as worker:
+        with pytest.raises(InvalidConfiguration, match="running already"):
+            await worker.run()
+        source.send(messages("a")[0])
+        await until(lambda: business.applied() == once("a"))
+        assert worker.running
 
 
-def test_starts_and_stops_need_no_thread_of_the_loop_s_own(business: Business, async_engine: Engines) -> None:
-    async def run() -> None:
-        release = threading.Event()
-        asyncio.get_running_loop().set_default_executor(threads := ThreadPoolExecutor(1))
-        threads.submit(release.wait, 60)
-        async with async_engine() as engine:
-            async with asyncio.timeout(20):
-                async with make(MemorySource(messages("a")), engine):
-                    while business.applied() != once("a"):
-                        await asyncio.sleep(0.02)
-            release.set()
-
-    asyncio.run(run())
+async def test_starts_and_stops_need_no_thread_of_the_loop_s_own(business: Business, async_engine: AsyncEngine) -> None:
+    release = threading.Event()
+    asyncio.get_running_loop().set_default_executor(threads := ThreadPoolExecutor(1))
+    threads.submit(release.wait, 60)
+    async with asyncio.timeout(20):
+        async with make(MemorySource(messages("a")), async_engine):
+            while business.applied() != once("a"):
+                await asyncio.sleep(0.02)
+    release.set()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Async sessions that have engines of their own: what a handler does is in the transaction that records its message."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,8 @@ from support.workers.mapped import Base, Effect
 from support.workers.memory_worker import messages
 from txbox import InvalidConfiguration, Message
 from txbox_workers.memory_source import MemorySource
+
+pytestmark = pytest.mark.anyio
 
 
 def routing(engine: AsyncEngine) -> Callable[..., AsyncSession]:
@@ -33,8 +34,8 @@ FACTORIES: dict[str, Callable[[AsyncEngine], Callable[..., AsyncSession]]] = {
 
 
 @pytest.mark.parametrize("factory", FACTORIES.values(), ids=list(FACTORIES))
-def test_they_work_in_the_transaction_of_the_worker_or_not_at_all(
-    business: Business, async_engine: Engines, factory: Callable[[AsyncEngine], Callable[..., AsyncSession]]
+async def test_they_work_in_the_transaction_of_the_worker_or_not_at_all(
+    business: Business, make_async_engine: Engines, factory: Callable[[AsyncEngine], Callable[..., AsyncSession]]
 ) -> None:
     async def handle(session: AsyncSession, message: Message) -> None:
         session.add(Effect(message_id=message.id, body=message.text))
@@ -43,31 +44,24 @@ def test_they_work_in_the_transaction_of_the_worker_or_not_at_all(
         if message.id == "bad":
             raise ValueError
 
-    async def run() -> None:
-        async with async_engine() as engine, async_engine() as other:
-            source = MemorySource(messages("a", "bad", "c"))
-            await work_off(source, engine, handle, session_factory=factory(engine), max_attempts=2)
-            await work_off(
-                MemorySource(messages("elsewhere")), engine, handle, session_factory=factory(other), max_attempts=2
-            )
-
-    asyncio.run(run())
+    async with make_async_engine() as engine, make_async_engine() as other:
+        source = MemorySource(messages("a", "bad", "c"))
+        await work_off(source, engine, handle, session_factory=factory(engine), max_attempts=2)
+        await work_off(
+            MemorySource(messages("elsewhere")), engine, handle, session_factory=factory(other), max_attempts=2
+        )
     assert business.applied() == once(f"{name}{way}" for name in "ac" for way in ("", ", by a statement"))
     assert business.recorded() == {"a", "c"}
     assert business.letters() == {"bad": "failed", "elsewhere": "failed"}
     assert business.rows("SELECT error FROM dead_letter WHERE message_id = 'elsewhere'")[0].count("engine of its own")
 
 
-def test_two_phases_and_other_schemas_are_refused(async_engine: Engines) -> None:
+async def test_two_phases_and_other_schemas_are_refused(async_engine: AsyncEngine) -> None:
     async def handle(session: AsyncSession, message: Message) -> None: ...
 
-    async def run() -> None:
-        async with async_engine() as engine:
-            with pytest.raises(InvalidConfiguration, match="session_factory has twophase"):
-                make(MemorySource([]), engine, handle, session_factory=async_sessionmaker(twophase=True))
-            tenant = engine.execution_options(schema_translate_map={None: "tenant"})
-            with pytest.raises(InvalidConfiguration, match=r"session_factory .*schema_translate_map"):
-                make(MemorySource([]), engine, handle, session_factory=async_sessionmaker(tenant))
-            make(MemorySource([]), tenant, handle, session_factory=async_sessionmaker(tenant))
-
-    asyncio.run(run())
+    with pytest.raises(InvalidConfiguration, match="session_factory has twophase"):
+        make(MemorySource([]), async_engine, handle, session_factory=async_sessionmaker(twophase=True))
+    tenant = async_engine.execution_options(schema_translate_map={None: "tenant"})
+    with pytest.raises(InvalidConfiguration, match=r"session_factory .*schema_translate_map"):
+        make(MemorySource([]), async_engine, handle, session_factory=async_sessionmaker(tenant))
+    make(MemorySource([]), tenant, handle, session_factory=async_sessionmaker(tenant))
