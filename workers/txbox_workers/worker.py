@@ -137,20 +137,19 @@ class Worker(Service):
         return work()
 
     def _make_poller(self) -> Poller:
+        if not self._options.prefetch:
+            return SequentialPoller(self._polling_context(), self._options.threads)
+        return self._prefetching_poller(BatchThreads(self._options.threads))
+
+    def _prefetching_poller(self, consumer: BatchConsumer) -> Poller:
         options = self._options
-        context = self._polling_context()
-        if not options.prefetch:
-            return SequentialPoller(context, options.threads)
         return PrefetchingPoller(
-            context,
-            self._batch_consumer(),
+            self._polling_context(),
+            consumer,
             prefetch=options.prefetch,
             batch_size=options.batch_size,
             gather_seconds=options.gather_seconds,
         )
-
-    def _batch_consumer(self) -> BatchConsumer:
-        return BatchThreads(self._options.threads)
 
     def _polling_context(self) -> PollingContext:
         return PollingContext(

@@ -19,7 +19,7 @@ from txbox_workers.coroutines.options import DEFAULTS, AsyncWorkerOptions, for_f
 from txbox_workers.coroutines.stores import LOOK_SECONDS, ThreadedLedger, until_done
 from txbox_workers.delivery import Source
 from txbox_workers.options import lists_options
-from txbox_workers.polling.prefetching_poller import BatchConsumer
+from txbox_workers.polling.poller import Poller
 from txbox_workers.worker import Worker
 
 T = TypeVar("T")
@@ -230,9 +230,9 @@ class LoopWorker(Worker):
         engine = self._options.engine or (None if letters is None else letters.engine)
         return self._calls.call(work) if engine is not None and engine.dialect.is_async else work()
 
-    def _batch_consumer(self) -> BatchConsumer:
+    def _make_poller(self) -> Poller:
         self._tasks = BatchTasks(self._calls, self._options.threads, self._call_off)
-        return self._tasks
+        return self._prefetching_poller(self._tasks)  # whatever ``prefetch`` is: a thread cannot process for the loop
 
     def _give_way(self) -> None:
         """Do nothing: an event loop's pool hands out connections in the order in which they were requested."""
