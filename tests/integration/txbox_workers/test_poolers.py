@@ -71,78 +71,55 @@ def make_engine(pooled_url: str) -> Iterator[Callable[..., Engine]]:
         engine.dispose()
 
 
-@pytest.mark.parametrize("in_sql", [False, True])
+WAYS = ["handler", "effect", "publishing effect, in batches", "publishing effect"]
+
+
+def service(number: int, engine: Engine, way: str) -> tuple[MemorySource, Worker]:
+    """A worker that adds each message to an account of its own, one way or another, and the source that feeds it."""
+    add = f"UPDATE account_{number} SET balance = balance + {{}} WHERE id = 1"
+    update = add.format("(SELECT sum(amount) FROM fresh_event)")
+    publish = f"SELECT message_id AS body, 'of-{number}' AS key FROM fresh_event"
+
+    def handle(session: Session, _: Message) -> None:
+        session.execute(text(add.format(":amount")), {"amount": 1})
+
+    how: dict[str, Any] = {"handler": handle}
+    if way == "effect":
+        how = {"effect": SqlEffect.of(update, fields="amount int default 1")}
+    elif way != "handler":
+        outbox: dict[str, Any] = {"outbox": Outbox(), "destination": f"own:service-{number}"}
+        how = {"effect": SqlEffect.of(f"{update};{publish}", fields="amount int default 1", **outbox)}
+    sent = [replace(message, body=b"{}") for message in numbered(MESSAGES)]
+    source = MemorySource(sent + sent[::10], batch_size=3)
+    transactions = "batch" if "batches" in way else "message"
+    inbox = Inbox(f"service-{number}")
+    return source, make(source, engine, inbox=inbox, transactions=transactions, threads=2, **how)
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("query", ["", "&prepare_threshold=0"])
-def test_two_services_apply_their_own_messages(make_engine: Callable[..., Engine], query: str, in_sql: bool) -> None:
-    def service(number: int) -> tuple[MemorySource, Worker]:
-        update = text(f"UPDATE account_{number} SET balance = balance + :amount WHERE id = 1")
-
-        def handle(session: Session, _: Message) -> None:
-            session.execute(update, {"amount": 1})
-
-        effect = SqlEffect.of(
-            f"UPDATE account_{number} SET balance = balance + (SELECT sum(amount) FROM fresh_event) WHERE id = 1",
-            fields="amount int default 1",
-        )
-        source = MemorySource([replace(message, body=b"{}") for message in numbered(MESSAGES)])
-        how: dict[str, Any] = {"effect": effect} if in_sql else {"handler": handle}
-        worker = make(source, make_engine(query), inbox=Inbox(f"service-{number}"), transactions="message", **how)
-        return source, worker
-
-    (one, first), (other, second) = service(1), service(2)
-    with at_work(first, second):
-        assert one.wait_until_empty(60)
-        assert other.wait_until_empty(60)
-    with make_engine(connect_args={"prepare_threshold": None}).connect() as connection:
-        rows = "SELECT subscriber_id, count(*) FROM processed_message GROUP BY 1 ORDER BY 1"
-        assert connection.exec_driver_sql(rows).fetchall() == [("service-1", MESSAGES), ("service-2", MESSAGES)]
-        assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
-        assert connection.exec_driver_sql("SELECT count(*) FROM message_failure").scalar_one() == 0
-        for number in (1, 2):
-            balance = connection.exec_driver_sql(f"SELECT balance FROM account_{number}")
-            assert balance.scalar_one() == MESSAGES
-
-
-@pytest.mark.parametrize("transactions", ["batch", "message"])
-@pytest.mark.parametrize("query", ["", "&prepare_threshold=0"])
-def test_two_services_publish_their_own_messages_by_sql(
-    make_engine: Callable[..., Engine], query: str, transactions: str
-) -> None:
-    def service(number: int) -> tuple[MemorySource, Worker]:
-        effect = SqlEffect.of(
-            f"UPDATE account_{number} SET balance = balance + (SELECT sum(amount) FROM fresh_event) WHERE id = 1;"
-            f"SELECT message_id AS body, 'of-{number}' AS key FROM fresh_event",
-            fields="amount int default 1",
-            outbox=Outbox(),
-            destination=f"own:service-{number}",
-        )
-        sent = [replace(message, body=b"{}") for message in numbered(MESSAGES)]
-        source = MemorySource(sent + sent[::10], batch_size=3)
-        inbox = Inbox(f"service-{number}")
-        return source, make(
-            source, make_engine(query), inbox=inbox, effect=effect, transactions=transactions, threads=2
-        )
-
-    (one, first), (other, second) = service(1), service(2)
+def test_two_services_apply_their_own_messages(make_engine: Callable[..., Engine], query: str, way: str) -> None:
+    (one, first), (other, second) = (service(number, make_engine(query), way) for number in (1, 2))
     with at_work(first, second):
         assert one.wait_until_empty(60)
         assert other.wait_until_empty(60)
     ids = [message.id for message in numbered(MESSAGES)]
+    publishes = way.startswith("publishing")
     with make_engine(connect_args={"prepare_threshold": None}).connect() as connection:
+
+        def rows(sql: str) -> list[Any]:
+            return list(connection.exec_driver_sql(sql).scalars())
+
         for number in (1, 2):
-            recorded = f"SELECT message_id FROM processed_message WHERE subscriber_id = 'service-{number}' ORDER BY 1"
-            assert connection.exec_driver_sql(recorded).scalars().all() == ids
-            balance = connection.exec_driver_sql(f"SELECT balance FROM account_{number}")
-            assert balance.scalar_one() == MESSAGES
-            published = (
-                f"SELECT convert_from(body, 'UTF8'), key FROM outbox_message WHERE destination = 'own:service-{number}'"
+            assert (
+                sorted(rows(f"SELECT message_id FROM processed_message WHERE subscriber_id = 'service-{number}'"))
+                == ids
             )
-            rows = sorted(map(tuple, connection.exec_driver_sql(published)))
-            assert rows == [(id_, f"of-{number}") for id_ in ids]
-        ids_of_their_own = connection.exec_driver_sql("SELECT count(DISTINCT message_id) FROM outbox_message")
-        assert ids_of_their_own.scalar_one() == 2 * MESSAGES
-        assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
-        assert connection.exec_driver_sql("SELECT count(*) FROM message_failure").scalar_one() == 0
+            assert rows(f"SELECT balance FROM account_{number}") == [MESSAGES]
+            sent = "SELECT convert_from(body, 'UTF8') FROM outbox_message WHERE (destination, key) = "
+            assert sorted(rows(f"{sent}('own:service-{number}', 'of-{number}')")) == (ids if publishes else [])
+        assert rows("SELECT count(DISTINCT message_id) FROM outbox_message") == [2 * MESSAGES * publishes]
+        assert rows("SELECT count(*) FROM dead_letter") == rows("SELECT count(*) FROM message_failure") == [0]
 
 
 def commit(driver: psycopg.Connection[Any]) -> None:
