@@ -17,7 +17,7 @@ def _short_pauses(short_pauses: None) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Have a test of these modules be two: of a ``Worker``, and of an ``AsyncWorker``."""
     module = metafunc.module.__name__.partition("txbox_workers.")[2]
-    if module not in BOTH_KINDS or metafunc.function.__name__ in THREADS_ONLY:
+    if module not in BOTH_KINDS or metafunc.function.__name__ in THREADS_ONLY or "sqs" in metafunc.fixturenames:
         return
     if "leveled" in metafunc.fixturenames:
         mark = pytest.mark.parametrize(("_kind", "leveled"), KINDS_AND_LEVELS, indirect=True)

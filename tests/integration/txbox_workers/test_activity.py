@@ -1,4 +1,4 @@
-"""What workers report of each minute: exact sums, whatever becomes of a report."""
+"""What workers report of each minute: exact sums, whatever becomes of a report; and how old is what they receive."""
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -7,9 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Connection, Engine, event
 
+from support.postgres.statements import run
+from support.txbox.events import Kept
 from support.waiting import wait_until
 from support.workers.business import Business
-from support.workers.memory_worker import at_work, make, numbered, work_off
+from support.workers.memory_worker import at_work, feed, make, numbered, work_off
+from txbox import Message
+from txbox.instrumentation import Received
 from txbox.status import ActivitySeries, read_activity, read_status
 from txbox_workers import reporter
 from txbox_workers.memory_source import MemorySource
@@ -43,8 +47,7 @@ def test_a_worker_that_is_started_again_adds_what_is_new(engine: Engine, busines
     worker = make(source, engine)
     with at_work(worker):
         assert source.wait_until_empty(20)
-    for message in numbered(5, "later"):
-        source.send(message)
+    feed(source, numbered(5, "later"))
     with at_work(worker):
         assert source.wait_until_empty(20)
     assert totals(engine) == {("billing", "processed"): 15}
@@ -124,6 +127,23 @@ def blocked(engine: Engine) -> bool:
         return bool(found.scalar_one())
 
 
+@pytest.mark.parametrize(
+    ("minutes_ago", "told"), [([None], None), ([None, 2, 5], 300.0), ([-5], 0.0)], ids=["unknown", "oldest", "ahead"]
+)
+def test_the_age_of_the_oldest_message_of_a_batch(
+    engine: Engine, minutes_ago: list[int | None], told: float | None
+) -> None:
+    now = datetime.now(UTC)
+    sent = [None if one is None else now - timedelta(minutes=one) for one in minutes_ago]
+    kept = Kept()
+    source = MemorySource([Message(str(number), b"", sent_at=at) for number, at in enumerate(sent)])
+    work_off(source, engine, handler=lambda *_: None, hooks=[kept])
+    (event,) = kept.of(Received)
+    assert event.oldest_seconds == (None if told is None else pytest.approx(told, abs=60))
+    if told == 0:
+        assert event.oldest_seconds == 0
+
+
 def test_how_long_the_oldest_message_of_a_batch_has_waited(engine: Engine, business: Business) -> None:
     sent_at = datetime.now(UTC) - timedelta(hours=2)
     (message,) = numbered(1)
@@ -134,12 +154,12 @@ def test_how_long_the_oldest_message_of_a_batch_has_waited(engine: Engine, busin
 
 
 def test_a_worker_that_ends_deletes_what_is_old_of_its_subscriber(engine: Engine, business: Business) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO reported_activity (kind, name, minute, figure, count) "
-            "SELECT 'subscriber', name, now() - age, 'processed', 1 "
-            "FROM unnest(ARRAY['billing', 'other']) AS name, unnest(ARRAY['6 days', '8 days']::interval[]) AS age"
-        )
+    run(
+        engine,
+        "INSERT INTO reported_activity (kind, name, minute, figure, count) "
+        "SELECT 'subscriber', name, now() - age, 'processed', 1 "
+        "FROM unnest(ARRAY['billing', 'other']) AS name, unnest(ARRAY['6 days', '8 days']::interval[]) AS age",
+    )
     work_off(MemorySource(numbered(1)), engine)
     with engine.connect() as connection:
         left = connection.exec_driver_sql(

@@ -16,7 +16,8 @@ from support.txbox.events import Kept
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once
 from support.workers.fifo_source import FifoSource
-from support.workers.memory_worker import at_work, make, numbered
+from support.workers.handlers import Hanging
+from support.workers.memory_worker import at_work, feed, make, numbered
 from support.workers.ordered import by_key
 from txbox import BrokerError, Message, Outcome
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, Drained, Received, Settled
@@ -152,20 +153,14 @@ def test_keys_of_an_ordered_worker_keep_their_order_in_a_batch_of_many_receives(
 
 
 def test_a_slow_handler_holds_little_and_leaves_the_rest_to_other_workers(engine: Engine, business: Business) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def slow(session: Session, message: Message) -> None:
-        apply(session, message)
-        begun.set()
-        assert go.wait(60)
-
+    slow = Hanging()
     source = Distant(numbered(500), visibility=30.0)
     with at_work(make(source, engine, slow, prefetch=500, transactions="message")):
-        assert begun.wait(60)
+        assert slow.begun.wait(60)
         with at_work(make(source, engine, prefetch=500)):
             wait_until(lambda: len(business.applied()) >= 480)
         assert len(source._taken) <= 20
-        go.set()
+        slow.go.set()
         assert source.wait_until_empty(60)
     assert business.applied() == once(message.id for message in numbered(500))
 
@@ -175,9 +170,7 @@ def test_the_heartbeat_extends_what_waits_for_a_slow_handler(engine: Engine, bus
     begun, all_extended = threading.Event(), threading.Event()
 
     class Ending(MemorySource):
-        @property
-        def visibility_seconds(self) -> float:
-            return 1.0
+        visibility_seconds = 1.0
 
         def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> dict[str, str]:
             extended.update(delivery.message.id for delivery in deliveries)
@@ -205,23 +198,17 @@ def test_the_heartbeat_extends_what_waits_for_a_slow_handler(engine: Engine, bus
 def test_a_stop_finishes_what_was_begun_and_hands_back_all_else(
     engine: Engine, business: Business, transactions: str
 ) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def handle(session: Session, message: Message) -> None:
-        apply(session, message)
-        begun.set()
-        assert go.wait(60)
-
+    handle = Hanging()
     source = Distant(numbered(200))
     kept = Kept()
     worker = make(source, engine, handle, threads=2, prefetch=100, transactions=transactions, hooks=[kept])
     worker.start()
-    assert begun.wait(60)
+    assert handle.begun.wait(60)
     wait_until(lambda: len(source._taken) >= 100)
     stopper = threading.Thread(target=worker.stop)
     stopper.start()
     wait_until(lambda: worker.stopping)
-    go.set()
+    handle.go.set()
     stopper.join(20)
     assert not worker.running
     assert source._taken == {}, "all that was received is acked or handed back"
@@ -239,22 +226,16 @@ def test_a_paused_worker_hands_back_what_it_holds_and_is_drained(
     engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporter, "REPORT_SECONDS", 0.1)
-    begun, go = threading.Event(), threading.Event()
-
-    def handle(session: Session, message: Message) -> None:
-        apply(session, message)
-        begun.set()
-        assert go.wait(60)
-
+    handle = Hanging()
     source = Distant(numbered(100))
     kept = Kept()
     with at_work(make(source, engine, handle, prefetch=50, transactions="message", hooks=[kept])):
-        assert begun.wait(60)
+        assert handle.begun.wait(60)
         wait_until(lambda: len(source._taken) >= 50)
         pause(engine, subscriber_id="billing", by="a test")
         wait_until(lambda: len(source._taken) <= 10, "the batch that was begun is held, and nothing else")
         assert kept.of(Drained) == []
-        go.set()
+        handle.go.set()
         wait_until(lambda: kept.of(Drained))
         assert source._taken == {}
         applied = len(business.applied())
@@ -275,8 +256,7 @@ def test_in_an_outage_of_the_database_what_is_held_is_handed_back_and_nothing_is
     with at_work(worker):
         proxy.refuse()
         proxy.cut()
-        for message in numbered(200):
-            source.send(message)
+        feed(source, numbered(200))
         wait_until(lambda: len(kept.of(DatabaseLost)) >= 5 * threads)
         wait_until(lambda: worker._activity.awaiting_threads == threads)
         wait_until(lambda: not source._taken, "all is handed back")
@@ -308,8 +288,7 @@ def test_a_broker_that_fails_is_asked_by_one_thread_and_its_return_is_said_once(
         assert source.wait_until_empty(60)
         source.fails = True
         wait_until(lambda: len(kept.of(BrokerLost)) >= 3)
-        for message in numbered(100, "n"):
-            source.send(message)
+        feed(source, numbered(100, "n"))
         source.fails = False
         assert source.wait_until_empty(60)
     assert len(kept.of(BrokerRestored)) == 1
@@ -336,8 +315,7 @@ def test_a_worker_can_be_started_again_after_a_stop(engine: Engine, business: Bu
     source = Distant()
     worker = make(source, engine, prefetch=50)
     for several in (numbered(50), numbered(50, "n")):
-        for message in several:
-            source.send(message)
+        feed(source, several)
         with at_work(worker):
             assert source.wait_until_empty(60)
     assert len(business.applied()) == 100

@@ -12,12 +12,14 @@ from sqlalchemy import Engine, StaticPool, create_engine
 from sqlalchemy.orm import Session
 
 from support.aws.queues import send
+from support.postgres.statements import run
 from support.txbox.events import Kept
 from support.waiting import wait_until
 from support.workers import worker_process
 from support.workers.business import Business, apply, once
+from support.workers.handlers import Hanging
 from support.workers.ledger_worker import make as make_with_ledger
-from support.workers.memory_worker import at_work, make, messages, numbered
+from support.workers.memory_worker import at_work, feed, make, messages, numbered
 from txbox import DeadLetters, Inbox, InvalidConfiguration, Message, Outcome
 from txbox.instrumentation import Drained, Paused, Received, Resumed
 from txbox.leases import PostgresLedger
@@ -33,21 +35,6 @@ from txbox_workers.memory_source import MemorySource
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports every few milliseconds."""
     monkeypatch.setattr(reporter, "REPORT_SECONDS", 0.05)
-
-
-class Hanging:
-    """A handler that applies its message, and waits to be let go in those that it is to hang in."""
-
-    def __init__(self, *ids: str) -> None:
-        self._ids = ids
-        self.begun = threading.Event()
-        self.go = threading.Event()
-
-    def __call__(self, session: Session, message: Message) -> None:
-        apply(session, message)
-        if message.id in self._ids:
-            self.begun.set()
-            assert self.go.wait(30)
 
 
 class Grouped(MemorySource):
@@ -115,14 +102,11 @@ def test_a_worker_goes_on_while_it_cannot_report_and_says_so_once(
     source = MemorySource()
     with at_work(make(source, engine)):
         wait_until(lambda: reported(engine))
-        with engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE worker_report RENAME TO elsewhere")
+        run(engine, "ALTER TABLE worker_report RENAME TO elsewhere")
         wait_until(lambda: "cannot report that it works" in caplog.text)
-        for message in numbered(20):
-            source.send(message)
+        feed(source, numbered(20))
         assert source.wait_until_empty(20)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO worker_report")
+        run(engine, "ALTER TABLE elsewhere RENAME TO worker_report")
         wait_until(lambda: reported(engine)[0].outcomes.get("processed") == 20)
     assert caplog.text.count("cannot report that it works") == 1
     assert business.applied() == once(message.id for message in numbered(20))
@@ -187,8 +171,7 @@ def test_a_busy_worker_gives_its_pool_s_only_connection_to_a_report_between_two_
     with at_work(worker):
         wait_until(lambda: reported(engine))
         with source._condition:  # both at once
-            for message in messages("a", "b"):
-                source.send(message)
+            feed(source, messages("a", "b"))
         assert source.wait_until_empty(20)
     assert seen == [("a", False), ("b", True)]
     tight.dispose()
@@ -255,8 +238,7 @@ def test_what_a_receive_under_way_still_brings_is_handed_back_untouched(engine: 
         assert source.polling.wait(20)
         pause(engine, subscriber_id="billing", by="anna")
         wait_until(lambda: states(engine) == ["paused"], "its receive is still under way")
-        for message in messages("a", "b"):
-            source.send(message)
+        feed(source, messages("a", "b"))
         source.go.set()
         wait_until(lambda: states(engine) == ["drained"])
         assert business.applied() == once("")
@@ -286,11 +268,9 @@ def test_a_paused_worker_stays_paused_while_it_cannot_ask(engine: Engine, busine
     source = MemorySource(messages("a"))
     with at_work(make(source, engine)):
         wait_until(lambda: states(engine) == ["drained"])
-        with engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE paused RENAME TO elsewhere")
+        run(engine, "ALTER TABLE paused RENAME TO elsewhere")
         assert not source.wait_until_empty(0.5)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO paused")
+        run(engine, "ALTER TABLE elsewhere RENAME TO paused")
         resume(engine, subscriber_id="billing")
         assert source.wait_until_empty(20)
 
@@ -387,8 +367,7 @@ def test_a_killed_worker_leaves_a_row_that_is_stale_and_its_successor_keeps_to_t
     with at_work(make(MemorySource(), engine)):
         pass
     assert killed.worker_id in [one.worker_id for one in reported(engine)], "it may be of use to somebody"
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE worker_report SET seen_at = now() - interval '25 hours'")
+    run(engine, "UPDATE worker_report SET seen_at = now() - interval '25 hours'")
     with at_work(make(MemorySource(), engine)):
         pass
     assert reported(engine) == ()

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from sqlalchemy import Engine
 
+from support.postgres.statements import run
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from support.workers.business import Business, once
@@ -22,12 +23,10 @@ def test_start_refuses_a_database_that_cannot_be_used(engine: Engine, business: 
     with pytest.raises(NotInTransaction):
         make(MemorySource(), engine.execution_options(isolation_level="AUTOCOMMIT")).start()
     for table in ("processed_message", "message_failure", "dead_letter"):
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"ALTER TABLE {table} RENAME TO elsewhere")
+        run(engine, f"ALTER TABLE {table} RENAME TO elsewhere")
         with pytest.raises(SchemaMissing, match=table):
             make(MemorySource(), engine).start()
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"ALTER TABLE elsewhere RENAME TO {table}")
+        run(engine, f"ALTER TABLE elsewhere RENAME TO {table}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -48,8 +47,7 @@ def test_a_signal_during_the_start_is_not_forgotten(engine: Engine, business: Bu
 
 def test_signals_are_given_back_when_the_start_fails(engine: Engine, business: Business) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE processed_message RENAME TO elsewhere")
+    run(engine, "ALTER TABLE processed_message RENAME TO elsewhere")
     with pytest.raises(SchemaMissing):
         make(MemorySource(), engine).run()
     assert signal.getsignal(signal.SIGTERM) is before

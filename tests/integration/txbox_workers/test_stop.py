@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from support.txbox.events import Kept
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once
+from support.workers.handlers import Hanging
 from support.workers.memory_worker import delivery, make, messages, numbered, process, work_off
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.backoff import Backoff
@@ -17,27 +18,11 @@ from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import deadlocks
 
 
-class Hanging:
-    """A handler that waits until it is let go."""
-
-    def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.go = threading.Event()
-
-    def __call__(self, session: Session, message: Message) -> None:
-        apply(session, message)
-        self.begun.set()
-        assert self.go.wait(30)
-
-
 class Closing(MemorySource):
     """Deliveries that need a heartbeat, from a source that counts how often it is closed."""
 
+    visibility_seconds = 30.0
     closed = 0
-
-    @property
-    def visibility_seconds(self) -> float:
-        return 30.0
 
     def close(self) -> None:
         self.closed += 1

@@ -10,28 +10,9 @@ from sqlalchemy import Engine
 from support.txbox.events import Kept, Unloggable
 from support.waiting import wait_until
 from support.workers.business import Business, once
-from support.workers.memory_worker import at_work, make, messages, numbered, work_off
-from txbox import Outcome
+from support.workers.memory_worker import at_work, make, messages
 from txbox.instrumentation import Committed, Event, Received, Settled
 from txbox_workers.memory_source import MemorySource
-
-
-def test_several_threads_count_exactly(engine: Engine, business: Business) -> None:
-    source = MemorySource([*numbered(200), *numbered(50)], batch_size=7)
-    worker = work_off(source, engine, threads=4)
-    counts = {outcome: count for outcome, count in worker.counts.items() if outcome is not Outcome.IN_FLIGHT}
-    assert counts == {Outcome.PROCESSED: 200, Outcome.DUPLICATE: 50}, "one may meet its copy in another thread"
-    assert business.applied() == once(message.id for message in numbered(200))
-
-
-def test_a_hook_that_raises_stops_nothing(engine: Engine, business: Business) -> None:
-    def hook(event: Event) -> None:
-        raise RuntimeError("the hook is broken")
-
-    source = MemorySource(numbered(25))
-    worker = work_off(source, engine, hooks=[hook])
-    assert business.applied() == once(message.id for message in numbered(25))
-    assert worker.counts == {Outcome.PROCESSED: 25}
 
 
 @pytest.mark.parametrize(

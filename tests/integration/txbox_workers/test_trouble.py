@@ -9,10 +9,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
+from support.postgres.statements import run
 from support.txbox.events import Kept, Unloggable
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once
-from support.workers.memory_worker import at_work, delivery, make, messages, numbered, process
+from support.workers.memory_worker import at_work, delivery, feed, make, messages, numbered, process
 from txbox import Message, Outcome
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Received
 from txbox_workers.delivery import Delivery
@@ -60,14 +61,12 @@ class Trouble:
         if kind == "read only":
             self.read_only = begins
             return
-        with self._admin.begin() as connection:
-            connection.exec_driver_sql(sql[kind])
+        run(self._admin, sql[kind])
 
     def close(self) -> None:
         self.engine.dispose()
-        with self._admin.begin() as connection:
-            connection.exec_driver_sql(f"DROP OWNED BY {self._role}")
-            connection.exec_driver_sql(f"DROP ROLE {self._role}")
+        run(self._admin, f"DROP OWNED BY {self._role}")
+        run(self._admin, f"DROP ROLE {self._role}")
 
 
 @pytest.fixture
@@ -85,8 +84,7 @@ def test_trouble_with_recording_is_no_message_s_fault(trouble: Trouble, business
         assert source.wait_until_empty(20)
         trouble.begin(kind)
         try:
-            for message in messages("c", "d", "e"):
-                source.send(message)
+            feed(source, messages("c", "d", "e"))
             wait_until(lambda: len(kept.of(DatabaseLost)) >= 6, "tried again and again")
             deliveries = len(kept.of(Received))
             assert not kept.of(DatabaseRestored)
@@ -125,14 +123,12 @@ def test_trouble_with_our_own_notes_parks_nothing_and_loses_nothing(
 
     def fail_b_in_trouble(session: Session, message: Message) -> None:
         if not kept.of(DatabaseLost):
-            with engine.begin() as connection:
-                connection.exec_driver_sql("ALTER TABLE IF EXISTS message_failure RENAME TO elsewhere")
+            run(engine, "ALTER TABLE IF EXISTS message_failure RENAME TO elsewhere")
         fail_b(session, message)
 
     with at_work(make(source, trouble.engine, fail_b_in_trouble, hooks=[kept], max_attempts=5)):
         wait_until(lambda: len(kept.of(DatabaseLost)) >= 3)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO message_failure")
+        run(engine, "ALTER TABLE elsewhere RENAME TO message_failure")
         assert source.wait_until_empty(20)
     assert business.applied() == once("ac")
     assert set(business.letters()) == {"b"}
@@ -151,8 +147,7 @@ def test_a_pool_that_is_too_small_is_no_message_s_fault(schema_url: str, busines
 
     with at_work(make(source, engine, hooks=[kept], max_attempts=1)):
         with wait_until(taken):
-            for message in numbered(20):
-                source.send(message)
+            feed(source, numbered(20))
             wait_until(lambda: kept.of(DatabaseLost))
         assert source.wait_until_empty(30)
     engine.dispose()

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
+from support.waiting import wait_until
 from txbox import Message
 
 APPLY = text("INSERT INTO effect (message_id, body) VALUES (:id, :body)")
@@ -59,6 +60,10 @@ class Business:
             rows = connection.exec_driver_sql("SELECT message_id, reason FROM dead_letter").fetchall()
         assert len(rows) == len({row[0] for row in rows}), "a message was parked twice"
         return dict(map(tuple, rows))
+
+    def wait_for_waiter(self) -> None:
+        """Wait until some session waits for a lock of another one."""
+        wait_until(lambda: self.rows("SELECT 1 FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"))
 
     def rows(self, sql: str) -> list:
         """The first column of a query."""

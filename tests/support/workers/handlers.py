@@ -1,6 +1,7 @@
 """What handlers do with the session they are given: what is tolerated, what is refused, and how they fail."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -245,6 +246,21 @@ def handler_options(handle: Callable[[Session, Message], None], mode: str) -> di
     if mode == "batch_handler":
         return {"batch_handler": handle_batch}
     return {"handler": handle, "transactions": mode}
+
+
+class Hanging:
+    """A handler that applies its message, and waits to be let go: in each, or in those of these ids."""
+
+    def __init__(self, *ids: str) -> None:
+        self._ids = ids
+        self.begun = threading.Event()
+        self.go = threading.Event()
+
+    def __call__(self, session: Session, message: Message) -> None:
+        apply(session, message)
+        if not self._ids or message.id in self._ids:
+            self.begun.set()
+            assert self.go.wait(60)
 
 
 def failing_first(*ids: str, times: int = 2) -> Callable[[Session, Message], None]:

@@ -35,7 +35,6 @@ _BLOCKS = "its handlers block their threads, to wait for each other or for the t
 _INNER = "reaches into the worker"
 _CONNECTIONS = "makes more workers, each with a pool, than the server has connections for"
 _NO_WORKER = "has no worker"
-_SQS = "of an SqsWorker, in whose place none is put; an AsyncSqsWorker has tests of its own"
 _SIZES = "of a worker that receives in the thread that processes"
 
 THREADS_ONLY = {
@@ -74,11 +73,5 @@ THREADS_ONLY = {
     "test_who_parks_does_not_wait_for_ever": _NO_WORKER,
     "test_two_copies_that_fail_for_the_last_time_are_parked_by_one_letter": _NO_WORKER,
     "test_letters_that_are_redriven_at_the_same_time_do_not_wait_in_a_circle": _NO_WORKER,
-    "test_pauses_grow_while_sqs_is_away_and_begin_small_the_next_time": _SQS,
-    "test_a_lost_delete_leads_to_a_duplicate_at_worst": _SQS,
-    "test_a_lost_answer_to_a_receive_delays_and_loses_nothing": _SQS,
-    "test_sqs_is_away_while_a_handler_runs": _SQS,
-    "test_both_servers_stumble_over_and_over": _SQS,
-    "test_a_queue_can_be_worked_off_without_any_database_but_the_ledger_s": _SQS,
 }
-"""Tests of those modules that cannot be, and why."""
+"""Tests of those modules that cannot be, and why; those over SQS cannot either: an ``AsyncSqsWorker`` has its own."""

@@ -1,6 +1,6 @@
 """Workers that are fed from memory, and deliveries to give to a processor alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,11 @@ def messages(*ids: str) -> list[Message]:
 
 def numbered(count: int, prefix: str = "m") -> list[Message]:
     return messages(*(f"{prefix}{number:04}" for number in range(count)))
+
+
+def feed(source: MemorySource, sent: Iterable[Message]) -> None:
+    for message in sent:
+        source.send(message)
 
 
 def make(source: MemorySource, engine: Engine, handler: Any = apply, **options: Any) -> Worker:

@@ -3,21 +3,9 @@
 import threading
 import time
 
-from txbox import Message, Outcome
-from txbox_workers.delivery import Delivery, Settlement
+from txbox import Message
+from txbox_testing.conformance.source import failed, ids, messages
 from txbox_workers.memory_source import MemorySource
-
-
-def messages(count: int) -> list[Message]:
-    return [Message(f"m-{number}", b"body") for number in range(count)]
-
-
-def ids(deliveries: "list[Delivery]") -> list[str]:
-    return [delivery.message.id for delivery in deliveries]
-
-
-def failed(delivery: Delivery, delay_seconds: float = 0.0) -> Settlement:
-    return Settlement(delivery, Outcome.FAILED, delay_seconds=delay_seconds)
 
 
 def test_what_is_acked_never_comes_again_and_only_then_the_source_is_empty() -> None:
@@ -44,7 +32,7 @@ def test_a_message_wakes_the_receiver_that_waits_for_it() -> None:
     source = MemorySource(wait_seconds=60)
     received: list[str] = []
     onlooker = threading.Thread(target=source.wait_until_empty, args=(0,))
-    receiver = threading.Thread(target=lambda: received.extend(ids(list(source.receive()))))
+    receiver = threading.Thread(target=lambda: received.extend(ids(source.receive())))
     begun = time.monotonic()
     for thread in (onlooker, receiver):
         thread.start()

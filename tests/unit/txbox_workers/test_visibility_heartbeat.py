@@ -7,25 +7,27 @@ are said to have arrived long enough ago for their half time to be near.
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
 from support.waiting import wait_until
 from txbox import BrokerError, Message
-from txbox_workers.delivery import Delivery, Settlement
+from txbox_workers.delivery import Delivery
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.visibility_heartbeat import VisibilityHeartbeat
 
 VISIBILITY_SECONDS = 6.0
 HALF_TIME = VISIBILITY_SECONDS / 2
 
 
-class FakeSource:
+class FakeSource(MemorySource):
     """Writes down what it is asked to extend, and answers as told."""
 
-    def __init__(self, visibility_seconds: float | None = VISIBILITY_SECONDS) -> None:
-        self.name = "fake"
-        self.visibility_seconds = visibility_seconds
+    visibility_seconds: float | None = VISIBILITY_SECONDS
+
+    def __init__(self) -> None:
+        super().__init__()
         self.calls: list[tuple[float, list[str], float]] = []
         self.answer: Callable[[Sequence[Delivery]], Mapping[str, str]] = lambda deliveries: {}
 
@@ -35,16 +37,6 @@ class FakeSource:
 
     def times_extended(self, receipt: str) -> int:
         return sum(receipt in receipts for _, receipts, _ in list(self.calls))
-
-    def open(self) -> None: ...
-    def close(self) -> None: ...
-    def receive(self) -> Sequence[Delivery]:
-        return []
-
-    def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
-        return []
-
-    def hand_back(self, settlements: Sequence[Settlement]) -> None: ...
 
 
 @pytest.fixture
@@ -200,8 +192,8 @@ def test_stop_ends_the_thread_at_once(source: FakeSource) -> None:
     assert not any(thread.name == "txbox-heartbeat" for thread in threading.enumerate())
 
 
-def test_nothing_runs_where_deliveries_never_end() -> None:
-    source = FakeSource(visibility_seconds=None)
+def test_nothing_runs_where_deliveries_never_end(source: FakeSource) -> None:
+    source.visibility_seconds = None
     heartbeat = VisibilityHeartbeat(source, lambda delivery, why: None)
     heartbeat.start()
     heartbeat.watch([delivery("slow")], received_at=0.0)

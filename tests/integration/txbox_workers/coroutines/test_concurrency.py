@@ -14,12 +14,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from support.txbox.events import Kept
 from support.txbox.traces import Traces, attributes
+from support.waiting import wait_until
 from support.workers.async_worker import Engines, apply, make, work_off
 from support.workers.business import ADD, Business, once
-from support.workers.memory_worker import messages, numbered
-from txbox import Message
+from support.workers.memory_worker import AT_ONCE, messages, numbered
+from txbox import DeadLetters, Message
 from txbox.instrumentation import DatabaseLost, Retried, Settled
 from txbox.instrumentation.log_context import messages_in_hand
+from txbox.leases import PostgresLedger
+from txbox_workers.coroutines import AsyncWorker
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 
@@ -129,11 +132,8 @@ def test_a_batch_whose_task_cannot_be_made_is_handed_back(business: Business, ma
 class ExtendedSource(MemorySource):
     """Its deliveries are the worker's for two seconds, and it notes how often they were extended."""
 
+    visibility_seconds = 2.0
     extended = 0
-
-    @property
-    def visibility_seconds(self) -> float | None:
-        return 2.0
 
     def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
         self.extended += len(deliveries)
@@ -227,3 +227,40 @@ async def test_a_handler_that_blocks_the_loop_has_no_connection_of_another_cut(
     assert sorted(runs) == ["blocks", "waits"]
     assert not kept.of(DatabaseLost)
     assert business.applied() == once(["waits"])
+
+
+WAITS_FOR_LOCK = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
+
+
+@pytest.mark.parametrize("table", ["dead_letter", "worker_report"])
+async def test_with_a_ledger_alone_the_loop_goes_on_while_dead_letters_and_reports_wait(
+    engine: Engine, business: Business, table: str
+) -> None:
+    async def fail(message: Message) -> None:
+        raise ValueError("no")
+
+    source = MemorySource()
+    ledger, letters = PostgresLedger("mailing", engine=engine), DeadLetters(engine)
+    worker = AsyncWorker(
+        source, ledger=ledger, dead_letters=letters, handler=fail, max_attempts=1, backoff=AT_ONCE, concurrency=1
+    )
+    loop = asyncio.get_running_loop()
+
+    def hold_up() -> None:
+        """Lock the table, and while the worker waits for it, ask the loop for an answer."""
+        with engine.connect() as holder, engine.connect() as observer:
+            holder.exec_driver_sql(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            source.send(messages("a")[0])
+            observed = observer.execution_options(isolation_level="AUTOCOMMIT")
+
+            def waits() -> Any:
+                return observed.exec_driver_sql(WAITS_FOR_LOCK, (table,)).scalar_one()
+
+            wait_until(waits, f"the worker waits for {table}", timeout=30)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(60)
+            assert waits(), "the loop answers before the wait has ended"
+
+    async with worker:
+        await asyncio.to_thread(hold_up)
+        assert await asyncio.to_thread(source.wait_until_empty, 30)
+    assert business.letters() == {"a": "failed"}

@@ -17,7 +17,7 @@ from support.txbox.events import Kept
 from support.waiting import wait_until
 from support.workers.async_worker import apply, make
 from support.workers.business import Business, once
-from support.workers.memory_worker import messages, numbered
+from support.workers.memory_worker import feed, messages, numbered
 from txbox import InvalidConfiguration, Message, SchemaMissing, TxboxError
 from txbox.instrumentation import Drained, Paused, Resumed, Stopped
 from txbox.operations.pauses import pause, resume
@@ -93,8 +93,7 @@ async def test_it_pauses_and_goes_on(engine: Engine, business: Business, async_e
         await until(lambda: business.applied().total() == 5)
         pause(engine, subscriber_id="billing", by="anna")
         await until(lambda: kept.of(Drained))
-        for message in messages("a", "b"):
-            source.send(message)
+        feed(source, messages("a", "b"))
         assert business.applied().total() == 5
         resume(engine, subscriber_id="billing")
         await until(lambda: business.applied().total() == 7)

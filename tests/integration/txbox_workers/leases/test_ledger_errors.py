@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine
 
+from support.postgres.statements import run
 from support.workers.business import Business, once
 from support.workers.ledger_worker import make
-from support.workers.memory_worker import AT_ONCE, at_work, delivery, messages, process
+from support.workers.memory_worker import AT_ONCE, at_work, delivery, feed, messages, process
 from txbox import DeadLetters, Inbox, InFlight, LeaseLost, LedgerError, Message, Outcome, SchemaMissing, idempotent
 from txbox.instrumentation import Event
 from txbox.leases import Lease, PostgresLedger
@@ -23,8 +24,7 @@ def test_a_store_that_fails_is_no_message_s_fault(
     engine: Engine, ledger: PostgresLedger, mails: list[str], moment: str
 ) -> None:
     def rename(sql: str) -> None:
-        with engine.begin() as connection:
-            connection.exec_driver_sql(sql)
+        run(engine, sql)
 
     def handle(message: Message) -> None:
         mails.append(message.id)
@@ -55,13 +55,10 @@ def test_a_worker_waits_out_an_outage_of_its_ledger(engine: Engine, ledger: Post
             lost.set()
 
     with at_work(make(source, ledger, lambda m: mails.append(m.id), None, hooks=[hear])):
-        with engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE message_lease RENAME TO elsewhere")
-        for message in messages("a", "b"):
-            source.send(message)
+        run(engine, "ALTER TABLE message_lease RENAME TO elsewhere")
+        feed(source, messages("a", "b"))
         assert lost.wait(20)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO message_lease")
+        run(engine, "ALTER TABLE elsewhere RENAME TO message_lease")
         assert source.wait_until_empty(20)
     assert Counter(mails) == once("ab")
 

@@ -8,6 +8,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from support.postgres.blocking import backend_pid
+from support.postgres.statements import run
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once
 from support.workers.handlers import failing_always, failing_first
@@ -57,14 +58,6 @@ def test_copies_in_one_batch_of_a_message_that_fails_are_one_attempt(engine: Eng
     assert letter.attempts == 3
 
 
-def test_a_suspect_that_was_processed_meanwhile_is_a_duplicate(engine: Engine, business: Business) -> None:
-    worker = make(MemorySource(), engine)
-    process(worker, delivery("a"))
-    assert process(worker, delivery("a", receive_count=50)) == [("a-50", Outcome.DUPLICATE)]
-    assert business.applied() == once("a")
-    assert business.failing() == {}
-
-
 def test_a_suspect_that_is_processed_elsewhere_while_it_waits_leaves_nothing_behind(
     engine: Engine, business: Business
 ) -> None:
@@ -108,11 +101,16 @@ def test_an_attempt_is_taken_back_beside_that_of_a_copy_which_began_later(engine
     assert business.failing() == {}
 
 
-def test_deliveries_alone_condemn_nobody(engine: Engine, business: Business) -> None:
+@pytest.mark.parametrize("max_attempts", [1, 3, None])
+def test_deliveries_alone_condemn_nobody_and_leave_nothing_behind(
+    engine: Engine, business: Business, max_attempts: int | None
+) -> None:
     """Hundreds of deliveries, in outages or beside a deadly message, and not one attempt."""
-    worker = make(MemorySource(), engine, max_attempts=3)
-    assert process(worker, delivery("a", receive_count=500)) == [("a-500", Outcome.PROCESSED)]
-    assert business.applied() == once("a")
+    worker = make(MemorySource(), engine, max_attempts=max_attempts)
+    for count in (1, 2, 3, 500):
+        assert process(worker, delivery(f"m{count}", receive_count=count)) == [(f"m{count}-{count}", Outcome.PROCESSED)]
+    assert business.applied() == once(["m1", "m2", "m3", "m500"])
+    assert business.failing() == {}
 
 
 @pytest.mark.parametrize("max_attempts", [1, 2, 10])
@@ -133,12 +131,10 @@ def test_hand_backs_do_not_cost_a_message_its_attempts(engine: Engine, business:
 def test_a_letter_that_could_not_be_parked_at_once_keeps_its_reason(engine: Engine, business: Business) -> None:
     worker = make(MemorySource(), engine, failing_always, max_attempts=2)
     process(worker, delivery("a"))
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE dead_letter RENAME TO elsewhere")
+    run(engine, "ALTER TABLE dead_letter RENAME TO elsewhere")
     with pytest.raises(DatabaseUnavailable):
         process(worker, delivery("a", receive_count=2))
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO dead_letter")
+    run(engine, "ALTER TABLE elsewhere RENAME TO dead_letter")
     assert process(worker, delivery("a", receive_count=3)) == [("a-3", Outcome.DEAD)]
     (letter,) = DeadLetters(engine).list()
     assert (letter.reason, letter.attempts, letter.error) == ("failed", 2, "ValueError: always")
@@ -173,15 +169,6 @@ def test_an_attempt_that_was_taken_back_does_not_look_like_a_crash(engine: Engin
         elsewhere.rollback()
     assert process(worker, delivery("a", receive_count=4)) == [("a-4", Outcome.FAILED)]
     assert process(worker, delivery("a", receive_count=5)) == [("a-5", Outcome.PROCESSED)]
-
-
-@pytest.mark.parametrize("max_attempts", [1, 2, None])
-def test_a_success_leaves_no_failure_behind(engine: Engine, business: Business, max_attempts: int | None) -> None:
-    worker = make(MemorySource(), engine, max_attempts=max_attempts)
-    for receive_count in range(1, 5):
-        process(worker, delivery(f"m{receive_count}", receive_count=receive_count))
-    assert len(business.applied()) == 4
-    assert business.failing() == {}
 
 
 def test_without_a_last_attempt_the_broker_decides_when_it_is_enough(engine: Engine, business: Business) -> None:
@@ -373,8 +360,7 @@ def age_attempts(engine: Engine) -> None:
     aged = """UPDATE message_failure SET history = (
         SELECT jsonb_agg(entry || jsonb_build_object('at', now() - interval '1 hour') ORDER BY place)
         FROM jsonb_array_elements(history) WITH ORDINALITY AS kept (entry, place))"""
-    with engine.begin() as connection:
-        connection.exec_driver_sql(aged)
+    run(engine, aged)
 
 
 # --- what cannot be read ---------------------------------------------------------------------------------------------
@@ -390,10 +376,3 @@ def test_a_body_that_cannot_be_read_is_parked_at_once(engine: Engine, business: 
     assert business.letters() == {"a": "malformed", "b": "malformed"}
     assert [letter.attempts for letter in DeadLetters(engine).list()] == [1, 1]
     assert business.failing() == {}
-
-
-def test_without_a_last_attempt_what_cannot_be_read_is_left_to_the_broker_too(
-    engine: Engine, business: Business
-) -> None:
-    worker = make(MemorySource(), engine, reads_json, max_attempts=None)
-    assert process(worker, delivery("a")) == [("a-1", Outcome.FAILED)]

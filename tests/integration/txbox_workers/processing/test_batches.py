@@ -104,18 +104,6 @@ def test_a_large_batch_that_fails_is_processed_in_tenths_and_those_too(engine: E
     assert business.letters() == {"m0033": "failed"}
 
 
-def test_a_batch_of_ten_that_fails_is_processed_one_by_one(engine: Engine, business: Business) -> None:
-    calls: list[int] = []
-
-    def handle(session: Session, batch: Sequence[Message]) -> None:
-        calls.append(len(batch))
-        if "m0003" in [message.id for message in batch]:
-            raise ValueError("no")
-
-    work_off(MemorySource(numbered(10), batch_size=10), engine, batch_handler=handle, max_attempts=2)
-    assert calls == [10, *[1] * 10, 1]
-
-
 def test_the_good_ones_commit_and_only_the_bad_one_is_handed_back(engine: Engine, business: Business) -> None:
     attempts = []
     kept = Kept()

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
+from support.postgres.statements import run
 from support.txbox.events import Kept
 from support.waiting import wait_until
 from support.workers.business import ADD, Business, apply, once
@@ -19,11 +20,11 @@ from txbox_workers.processing import deadlocks, guarded_transactions
 
 
 def test_a_constraint_that_fails_at_commit_fails_its_message_only(engine: Engine, business: Business) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE TABLE shipment (account_id int CONSTRAINT shipment_account REFERENCES account "
-            "DEFERRABLE INITIALLY DEFERRED)"
-        )
+    run(
+        engine,
+        "CREATE TABLE shipment (account_id int CONSTRAINT shipment_account REFERENCES account "
+        "DEFERRABLE INITIALLY DEFERRED)",
+    )
 
     def handle(session: Session, message: Message) -> None:
         apply(session, message)

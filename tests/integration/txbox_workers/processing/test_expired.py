@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from support.postgres.statements import run
 from support.txbox.events import Kept
 from support.txbox.horizon import LONG_AGO, forget, id_of, move_horizon
-from support.waiting import wait_until
 from support.workers.business import Business, apply
 from support.workers.memory_worker import delivery, make, messages, process, work_off
 from txbox import DeadLetters, Inbox, InvalidConfiguration, MalformedMessage, Message, Outcome, Reason
@@ -137,12 +137,12 @@ def pass_time(engine: Engine, days: int) -> None:
         connection.exec_driver_sql(f"UPDATE dead_letter SET redriven_at = redriven_at - {past}")
         connection.exec_driver_sql(f"UPDATE processed_message SET processed_at = processed_at - {past}")
     move_horizon(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "DELETE FROM processed_message USING inbox_horizon AS horizon WHERE dead_letter_id IS NULL "
-            "AND processed_message.subscriber_id = horizon.subscriber_id "
-            "AND processed_at < horizon.horizon - interval '1 hour'"
-        )
+    run(
+        engine,
+        "DELETE FROM processed_message USING inbox_horizon AS horizon WHERE dead_letter_id IS NULL "
+        "AND processed_message.subscriber_id = horizon.subscriber_id "
+        "AND processed_at < horizon.horizon - interval '1 hour'",
+    )
 
 
 def failing(_session: Session, _message: Message) -> None:
@@ -213,10 +213,7 @@ def test_a_copy_that_meets_a_redrive_which_its_snapshot_does_not_see_is_handed_b
 
     def send(_letter: object) -> None:
         found.append(pool.submit(process, worker, old("a")))
-        wait_until(
-            lambda: business.rows("SELECT pid FROM pg_stat_activity WHERE pg_blocking_pids(pid) <> '{}'"),
-            "the copy waits for the redrive",
-        )
+        business.wait_for_waiter()
 
     DeadLetters(engine).redrive(only_letter(engine), send, expired=True)
     ((_, outcome),) = found[0].result(20)

@@ -88,10 +88,3 @@ def test_a_message_in_flight_blocks_its_group(engine: Engine, business: Business
         process(worker, *(delivery(id_, group="g") for id_ in ("m1", "m2")))
         elsewhere.rollback()
     assert business.order() == []
-
-
-def test_a_dead_letter_lets_its_group_go_on(engine: Engine, business: Business) -> None:
-    worker = make(MemorySource(), engine, failing_first("m1"), max_attempts=1)
-    process(worker, *(delivery(id_, group="g") for id_ in ("m1", "m2", "m3")))
-    assert business.letters() == {"m1": "failed"}
-    assert business.order() == ["m2", "m3"]

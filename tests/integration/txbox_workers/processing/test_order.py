@@ -1,27 +1,22 @@
 """Order over dead letters: what is parked holds its key, and what follows is parked behind it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine
 
-from support.waiting import wait_until
+from support.postgres.statements import run
 from support.workers.business import Business
 from support.workers.memory_worker import delivery, process
 from support.workers.ordered import failing, in_group, ordered, outcomes, park_m1, waiting, with_key
 from txbox import DeadLetter, DeadLetters, Inbox, InvalidConfiguration, MalformedMessage, Message, Outcome
 from txbox.dead_letters.order import MAX_KEY_BYTES, order_key
 from txbox_workers.delivery import Delivery
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.mark.parametrize("max_attempts", [1, 10])
@@ -111,8 +106,7 @@ def test_a_mismatch_holds_nothing(engine: Engine, business: Business) -> None:
 
 
 def test_an_expired_message_holds_what_follows_it_in_its_batch(leveled: Engine, business: Business) -> None:
-    with leveled.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', now())")
+    run(leveled, "INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', now())")
     old, new = (
         replace(in_group(id_), message=replace(in_group(id_).message, sent_at=at))
         for id_, at in (("m1", datetime(2020, 1, 1, tzinfo=UTC)), ("m2", datetime(2999, 1, 1, tzinfo=UTC)))
@@ -192,7 +186,7 @@ def test_a_batch_that_meets_the_parking_of_its_first_message_waits_for_its_end(
         assert marked.wait(20)
         second = ordered(leveled, max_attempts=10, inbox=Inbox("billing", wait_seconds=20))
         processing = pool.submit(outcomes, second, in_group("m1"), in_group("m2"))
-        wait_until(lambda: business.rows("SELECT 1 FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"))
+        business.wait_for_waiter()
         go_on.set()
         assert (parking.exception(20) is None) is commits
         outcome = Outcome.DEAD if commits else Outcome.PROCESSED

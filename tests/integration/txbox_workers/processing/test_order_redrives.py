@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from support.postgres.statements import run
-from support.waiting import wait_until
 from support.workers.business import Business, apply, once
 from support.workers.fifo_source import FifoSource
 from support.workers.memory_worker import at_work, make, process
@@ -138,8 +137,7 @@ def test_what_was_processed_by_another_way_holds_nothing(engine: Engine, busines
         connection.exec_driver_sql("INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', now())")
         connection.exec_driver_sql("DELETE FROM processed_message")
     assert outcomes(worker, in_group("m3")) == {"m3": Outcome.PROCESSED}
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM inbox_horizon")
+    run(engine, "DELETE FROM inbox_horizon")
     assert outcomes(worker, in_group("m4")) == {"m4": Outcome.DEAD}
 
 
@@ -307,7 +305,7 @@ def test_a_newer_message_during_a_redrive_is_held_and_the_copy_runs(leveled: Eng
         worker = ordered(leveled, max_attempts=10, inbox=Inbox("billing", wait_seconds=20))
         assert outcomes(worker, with_key("m2")) == {"m2": Outcome.DEAD}
         copy = pool.submit(outcomes, worker, with_key("m1"))
-        wait_until(lambda: business.rows("SELECT 1 FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"))
+        business.wait_for_waiter()
         go_on.set()
         redriving.result(20)
         assert copy.result(20) == {"m1": Outcome.PROCESSED}

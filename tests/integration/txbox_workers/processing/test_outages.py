@@ -19,8 +19,9 @@ from support.aws.queues import held, send, wait_until_empty
 from support.postgres.tcp_proxy import TcpProxy
 from support.txbox.events import Kept
 from support.waiting import wait_until
+from support.workers import memory_worker
 from support.workers.business import ADD, Business, apply, once
-from support.workers.memory_worker import AT_ONCE, at_work, messages
+from support.workers.memory_worker import at_work, feed, messages
 from txbox import Inbox, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, DatabaseRestored, Received, Settled
@@ -43,8 +44,7 @@ def pay(session: Session, message: Message) -> None:
 
 
 def make(source: MemorySource, engine: Engine, handler: Any = pay, **options: Any) -> Worker:
-    inbox = Inbox("billing", wait_seconds=0.2)
-    return Worker(source, inbox=inbox, engine=engine, handler=handler, backoff=AT_ONCE, **options)
+    return memory_worker.make(source, engine, handler, **options)
 
 
 def applied_exactly_once(business: Business, *ids: str) -> None:
@@ -84,8 +84,7 @@ def test_a_lost_answer_to_commit_is_taken_for_neither_yes_nor_no(
     source = MemorySource()
     with at_work(make(source, proxied, transactions=transactions, hooks=[kept])):
         proxy.lose_next(reaches_server=reaches_server)
-        for message in messages("a", "b", "c"):
-            source.send(message)
+        feed(source, messages("a", "b", "c"))
         assert source.wait_until_empty(20)
     assert proxy.lost == 1
     settled_exactly_once(business, "a", "b", "c")
@@ -101,8 +100,7 @@ def test_commit_after_commit_is_lost(proxy: TcpProxy, proxied: Engine, business:
         for number in range(1, 8):
             proxy.lose_next(reaches_server=number % 2 == 0)
             ids += [f"m{number}-{letter}" for letter in "ab"]
-            for message in messages(*ids[-2:]):
-                source.send(message)
+            feed(source, messages(*ids[-2:]))
             wait_until(lambda number=number: proxy.lost == number)
         proxy.accept()
         assert source.wait_until_empty(20)
@@ -161,8 +159,7 @@ def test_a_database_that_refuses_for_a_while_is_waited_for(
         assert source.wait_until_empty(20)
         proxy.refuse()
         proxy.cut()
-        for message in messages("b", "c", "d"):
-            source.send(message)
+        feed(source, messages("b", "c", "d"))
         wait_until(lambda: len(kept.of(DatabaseLost)) >= 6)
         taken = len(kept.of(Received))
         assert not kept.of(DatabaseRestored)
@@ -210,8 +207,7 @@ def test_a_pool_of_stale_connections_costs_nobody_an_attempt(
     with at_work(make(source, proxied, handle, threads=4)):
         assert source.wait_until_empty(20)
         assert proxy.cut() >= 4
-        for message in messages(*ids[20:]):
-            source.send(message)
+        feed(source, messages(*ids[20:]))
         assert source.wait_until_empty(20)
     settled_exactly_once(business, *ids)
 

@@ -1,7 +1,7 @@
 """Processed or parked, never both: two connections at every step of each other, decided by the primary key."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from support.postgres.blocking import backend_pid
+from support.postgres.statements import run
 from support.txbox.events import Kept
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once
@@ -32,12 +33,6 @@ from txbox import (
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import inbox_processor
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
 
 
 def letter(message_id: str = "a", body: bytes | None = None) -> DeadLetter:
@@ -147,7 +142,7 @@ def test_who_records_while_the_message_is_being_parked_waits_for_that(
     parking = pool.submit(letters.park, letter())
     assert marked.wait(20)
     processing = pool.submit(process, worker(leveled), delivery("a"))
-    wait_until(lambda: business.rows("SELECT 1 FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"))
+    business.wait_for_waiter()
     go_on.set()
     assert (parking.exception(20) is None) is commits
     assert processing.result(20) == [("a-1", Outcome.DEAD if commits else Outcome.PROCESSED)]
@@ -268,7 +263,7 @@ def test_who_is_given_the_copy_waits_for_the_redrive(
 
     def send(_: DeadLetter) -> None:
         got.append(pool.submit(process, worker(leveled), delivery("a", receipt="copy")))
-        wait_until(lambda: business.rows("SELECT 1 FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"))
+        business.wait_for_waiter()
         if not commits:
             raise KeyError("the redrive dies after its send")
 
@@ -350,8 +345,7 @@ def test_a_letter_of_before_is_found_though_the_inbox_knows_no_fingerprint_of_it
     engine: Engine, business: Business
 ) -> None:
     DeadLetters(engine).park(letter())
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE processed_message SET fingerprint = NULL")
+    run(engine, "UPDATE processed_message SET fingerprint = NULL")
     assert process(make(MemorySource(), engine), delivery("a")) == [("a-1", Outcome.DEAD)]
 
 
@@ -392,10 +386,3 @@ def test_workers_copies_and_redrives_at_random_end_with_each_message_processed_o
 def _unless_gone(redrive: Callable[[], object]) -> None:
     with suppress(LetterNotFound):
         redrive()
-
-
-def test_a_message_that_fails_and_then_succeeds_leaves_no_failure(engine: Engine, business: Business) -> None:
-    assert process(make(MemorySource(), engine, failing_always), delivery("a")) == [("a-1", Outcome.FAILED)]
-    assert business.failing() == {"a": 1}
-    assert process(make(MemorySource(), engine), delivery("a", receive_count=2)) == [("a-2", Outcome.PROCESSED)]
-    assert business.failing() == {}
