@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
+from support.postgres.statements import run
 from support.postgres.tables import make_tables
 from txbox import Inbox, InvalidConfiguration, Message, Outbox, SqlEffect
 from txbox.leases import PostgresLedger
@@ -252,8 +253,7 @@ def test_what_cannot_be_tried_is_refused(engine: Engine, own: Engine) -> None:
 
 def test_a_table_of_yours_may_be_called_as_one_of_txbox_in_another_schema(engine: Engine, own: Engine) -> None:
     make_tables(engine, "messaging")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE paused; CREATE TABLE paused (reason text)")
+    run(engine, "DROP TABLE paused; CREATE TABLE paused (reason text)")
 
     def handler(session: Any, message: Message) -> None:
         with own.begin() as connection:
@@ -283,8 +283,7 @@ def test_a_column_that_may_differ_is_named_and_the_others_are_compared(engine: E
 
 @pytest.mark.parametrize("effect", ["cents = cents + 1", "seen_at = clock_timestamp()"])
 def test_a_handler_that_knows_its_messages_by_memory_loses_its_effect(engine: Engine, effect: str) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE account ADD COLUMN seen_at timestamptz")
+    run(engine, "ALTER TABLE account ADD COLUMN seen_at timestamptz")
     seen: set[str] = set()
 
     def handler(session: Any, message: Message) -> None:
@@ -319,8 +318,7 @@ def test_why_the_second_undisturbed_delivery_has_failed_is_said(engine: Engine) 
 
 
 def test_a_foreign_key_to_a_serial_number_may_differ_too(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE receipt (booking bigint REFERENCES booking (number))")
+    run(engine, "CREATE TABLE receipt (booking bigint REFERENCES booking (number))")
 
     def handler(session: Any, message: Message) -> None:
         session.execute(BOOK, {"note": message.id})
