@@ -209,9 +209,15 @@ def try_every_point(
         finally:
             database.restore()
     name = getattr(handler, "__qualname__", type(handler).__name__).rpartition("<locals>.")[2]
-    ignored = tuple(f"{table}.{column}" for table, columns in trial.ignored.items() for column in sorted(columns))
-    leased = options.get("inbox", True) is None
-    report = TrialReport(name, points, ignored, time.monotonic() - begun, leased)
+    return verdict(name, points, trial.ignored, begun, leased=options.get("inbox", True) is None)
+
+
+def verdict(
+    name: str, points: Iterable[PointResult], ignored: Mapping[str, frozenset[str]], begun: float, **kind: bool
+) -> TrialReport:
+    """Return the report of a trial that began at ``begun``; raise ``NotIdempotent`` if it has found another state."""
+    left_out = tuple(f"{table}.{column}" for table, columns in ignored.items() for column in sorted(columns))
+    report = TrialReport(name, tuple(points), left_out, time.monotonic() - begun, **kind)
     if not report.ok:
         raise NotIdempotent(report)
     return report
