@@ -1,13 +1,15 @@
 """What the tests of bulk loads share."""
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from sqlalchemy import Engine
 
 from support.spark.bulk_loads import Books
+from support.spark.event_files import Read, Write
+from txbox_spark import read_events
 
 
 @pytest.fixture
@@ -17,8 +19,8 @@ def books(engine: Engine) -> Books:
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., str]:
-    """Write a file, compressed if its name says so, and return its path: write(name, text or bytes)."""
+def write(tmp_path: Path) -> Write:
+    """Write a file."""
 
     def write(name: str, content: str | bytes) -> str:
         path = tmp_path / name
@@ -28,3 +30,9 @@ def write(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def read(spark: SparkSession, write: Write) -> Read:
+    """Write a file, and read its events."""
+    return lambda name, content, **given: read_events(spark, [write(name, content)], **given)

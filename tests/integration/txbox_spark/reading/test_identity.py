@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from support.spark.event_files import Read, Write
 from txbox import InvalidConfiguration
 from txbox_spark import read_events
 from txbox_spark.reading.event_rows import prepare
@@ -111,7 +112,7 @@ def test_whole_decimals_are_ids(events: DataFrame) -> None:
     assert sorted(row[0] for row in prepare(whole, "id").ids.collect()) == list("01234567")
 
 
-def test_a_fraction_among_ids_of_json_changes_none(spark: SparkSession, write: Callable[..., str]) -> None:
+def test_a_fraction_among_ids_of_json_changes_none(spark: SparkSession, write: Write) -> None:
     path = write("events.jsonl", '{"id": 1}\n{"id": 2}\n{"id": 1.5}\n')
     with pytest.raises(InvalidConfiguration, match="'id' is of type decimal"):
         prepare(read_events(spark, [path]), "id")
@@ -128,17 +129,15 @@ def test_a_fraction_among_ids_of_json_changes_none(spark: SparkSession, write: C
         'id\na\n"b\rc"\nd\n"\u00e9\n"\n',
     ],
 )
-def test_ids_of_csv_hold_no_line_break(
-    spark: SparkSession, write: Callable[..., str], text: str, message_id: str
-) -> None:
+def test_ids_of_csv_hold_no_line_break(read: Read, text: str, message_id: str) -> None:
     encoding = None if text.isascii() else "latin1"
-    events = read_events(spark, [write("events.csv", text.encode(encoding or "utf-8"))], encoding=encoding)
+    events = read("events.csv", text.encode(encoding or "utf-8"), encoding=encoding)
     found = prepare(events.repartition(2), message_id).checked_ids.collect()
     assert sorted(one[-1] for one, rejected in found if rejected is None) == ["a", "d"]
     reasons = {json.loads(rejected)["cause"] for _, rejected in found if rejected is not None}
     assert reasons == {"line break in a message id of CSV"}
 
 
-def test_other_ids_may_hold_line_breaks(spark: SparkSession, write: Callable[..., str]) -> None:
-    events = read_events(spark, [write("events.jsonl", '{"id": "a\\r\\nb"}\n')])
+def test_other_ids_may_hold_line_breaks(read: Read) -> None:
+    events = read("events.jsonl", '{"id": "a\\r\\nb"}\n')
     assert [tuple(row) for row in prepare(events, "id").checked_ids.collect()] == [("a\r\nb", None)]

@@ -3,24 +3,19 @@
 import gzip
 import json
 import os
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from support.spark.event_files import Read, Write, rows
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.files.readers import CORRUPT_RECORD
 from txbox_spark.reading.sources import read_events, source_of
 
 SCHEMA = "event_id string, amount decimal(12,2), units int"
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
-
-
-def rows(frame: Any) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in frame.collect()]
 
 
 def test_parquet_comes_back_as_it_was_written(spark: SparkSession, tmp_path: Path) -> None:
@@ -67,7 +62,7 @@ class TestJson:
     )
 
     @pytest.fixture
-    def path(self, write: Callable[..., str]) -> str:
+    def path(self, write: Write) -> str:
         good = ['{"event_id":"007","amount":12.10,"units":1}', '{"event_id":"b"}', ""]
         return write("events.jsonl", "\n".join([*good, *self.MALFORMED]) + "\n")
 
@@ -82,15 +77,12 @@ class TestJson:
         assert tuple(row[0] for row in malformed.select(CORRUPT_RECORD).collect()) == self.MALFORMED
         assert frame.where(f"{CORRUPT_RECORD} IS NULL").select("event_id").collect() == [("007",), ("b",)]
 
-    def test_columns_are_found_with_exact_numbers_and_texts(
-        self, spark: SparkSession, write: Callable[..., str]
-    ) -> None:
-        path = write(
+    def test_columns_are_found_with_exact_numbers_and_texts(self, read: Read) -> None:
+        frame = read(
             "events.json",
             '{"event_id":"007","amount":12.10,"units":1,"lines":[{"price":0.1}]}\n'
             '{"event_id":"008","amount":1234.5,"units":2,"lines":[{"price":0.255}]}\n',
         )
-        frame = read_events(spark, [path])
         types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         assert types["event_id"] == "string"
         assert types["units"] == "bigint"
@@ -100,19 +92,17 @@ class TestJson:
             ("008", Decimal("1234.5"), 2, [Row(price=Decimal("0.255"))], None),
         ]
 
-    def test_malformed_lines_stay_where_columns_are_found(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        frame = read_events(spark, [write("events.json", '{"event_id":"a"}\n{broken\n')])
+    def test_malformed_lines_stay_where_columns_are_found(self, read: Read) -> None:
+        frame = read("events.json", '{"event_id":"a"}\n{broken\n')
         assert frame.select("event_id", CORRUPT_RECORD).collect() == [("a", None), (None, "{broken")]
 
-    def test_compressed_and_several(self, spark: SparkSession, tmp_path: Path, write: Callable[..., str]) -> None:
+    def test_compressed_and_several(self, spark: SparkSession, tmp_path: Path, write: Write) -> None:
         (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"event_id":"b"}\n'))
         paths = [write("a.jsonl", '{"event_id":"a"}\n'), str(tmp_path / "b.jsonl.gz")]
         assert sorted(row[0] for row in read_events(spark, paths, schema=SCHEMA).collect()) == ["a", "b"]
 
     @pytest.mark.parametrize("text", ["", "{broken\n"])
-    def test_without_a_good_line_there_are_no_columns(
-        self, spark: SparkSession, write: Callable[..., str], text: str
-    ) -> None:
+    def test_without_a_good_line_there_are_no_columns(self, spark: SparkSession, write: Write, text: str) -> None:
         path = write("events.json", text)
         with pytest.raises(SourceError, match="no line can be read, so there are no columns"):
             read_events(spark, [path])
@@ -141,14 +131,14 @@ class TestWhatCannotBeRead:
                 read(spark, [str(tmp_path)])  # type: ignore[operator]
 
     @pytest.mark.parametrize("schema", ["event_id strin", "event_id string,,", "int", ""])
-    def test_a_schema_that_is_none(self, spark: SparkSession, write: Callable[..., str], schema: str) -> None:
+    def test_a_schema_that_is_none(self, read: Read, schema: str) -> None:
         with pytest.raises(SourceError, match=r"schema .* (is not Spark DDL|names no columns)") as refusal:
-            read_events(spark, [write("events.csv", "event_id\n1\n")], schema=schema)
+            read("events.csv", "event_id\n1\n", schema=schema)
         assert "\n" not in str(refusal.value)
 
-    def test_a_file_that_is_not_parquet(self, spark: SparkSession, write: Callable[..., str]) -> None:
+    def test_a_file_that_is_not_parquet(self, read: Read) -> None:
         with pytest.raises(SourceError, match=r"cannot read .*events\.parquet as parquet") as refusal:
-            read_events(spark, [write("events.parquet", "event_id\n1\n")])
+            read("events.parquet", "event_id\n1\n")
         assert "\n" not in str(refusal.value)
 
     @pytest.mark.parametrize("kind", ["parquet", "csv.gz", "jsonl.gz"])
@@ -169,9 +159,7 @@ class TestWhatCannotBeRead:
         assert "\n" not in str(it.value)
         assert "\tat " not in capfd.readouterr().err
 
-    def test_folders_that_spark_would_pass_over(
-        self, spark: SparkSession, tmp_path: Path, write: Callable[..., str]
-    ) -> None:
+    def test_folders_that_spark_would_pass_over(self, spark: SparkSession, tmp_path: Path, write: Write) -> None:
         write("2026/01/events.jsonl", '{"event_id":"a"}\n')
         with pytest.raises(SourceError, match="1 of 1 files would be passed over"):
             read_events(spark, [str(tmp_path)], schema=SCHEMA)
@@ -179,7 +167,7 @@ class TestWhatCannotBeRead:
         assert read_events(spark, [str(tmp_path)], schema=SCHEMA, options=options).count() == 1
 
     def test_folders_named_by_a_key_are_not_passed_over(
-        self, spark: SparkSession, tmp_path: Path, write: Callable[..., str]
+        self, spark: SparkSession, tmp_path: Path, write: Write
     ) -> None:
         write("day=5/events.jsonl", '{"event_id":"a"}\n')
         assert [row.day for row in read_events(spark, [str(tmp_path)], schema=SCHEMA).collect()] == ["5"]
@@ -216,7 +204,7 @@ class TestValuesInNamesOfFolders:
         finally:
             spark.conf.unset(INFERENCE)
 
-    def test_alone_are_no_columns_of_csv(self, spark: SparkSession, write: Callable[..., str], tmp_path: Path) -> None:
+    def test_alone_are_no_columns_of_csv(self, spark: SparkSession, write: Write, tmp_path: Path) -> None:
         write("store=007/events.csv", "event_id\na\n")
         with pytest.raises(Exception, match="has the column event_id, which the schema does not have"):
             read_events(spark, [str(tmp_path)], schema="store string").collect()
@@ -224,7 +212,7 @@ class TestValuesInNamesOfFolders:
 
 class TestSource:
     def test_the_digest_is_the_same_as_long_as_the_files_are(
-        self, spark: SparkSession, tmp_path: Path, write: Callable[..., str]
+        self, spark: SparkSession, tmp_path: Path, write: Write
     ) -> None:
         first, second = write("a.jsonl", "{}"), write("deep/b.jsonl", "{}")
         digests = [source_of(spark, paths).digest for paths in ([str(tmp_path)], [second, first], [str(tmp_path)])]
@@ -233,7 +221,7 @@ class TestSource:
 
     @pytest.mark.parametrize("change", ["size", "time", "name", "more", "less"])
     def test_any_change_changes_the_digest(
-        self, spark: SparkSession, tmp_path: Path, write: Callable[..., str], change: str
+        self, spark: SparkSession, tmp_path: Path, write: Write, change: str
     ) -> None:
         path = Path(write("a.jsonl", "{}"))
         write("b.jsonl", "{}")
@@ -253,15 +241,13 @@ class TestSource:
                 path.unlink()
         assert source_of(spark, [str(tmp_path)]).digest != before
 
-    def test_options_that_choose_files_count(
-        self, spark: SparkSession, tmp_path: Path, write: Callable[..., str]
-    ) -> None:
+    def test_options_that_choose_files_count(self, spark: SparkSession, tmp_path: Path, write: Write) -> None:
         alone = source_of(spark, [write("a.jsonl", "{}")]).digest
         write("b.txt", json.dumps({}))
         assert source_of(spark, [str(tmp_path)]).digest != alone
         assert source_of(spark, [str(tmp_path)], options={"pathGlobFilter": "*.jsonl"}).digest == alone
 
-    def test_the_description_is_for_people(self, spark: SparkSession, write: Callable[..., str]) -> None:
+    def test_the_description_is_for_people(self, spark: SparkSession, write: Write) -> None:
         paths = [write(f"{number}.jsonl", "{}") for number in range(3)]
         assert source_of(spark, paths[:1]).description == paths[0]
         assert source_of(spark, paths).description == f"{paths[0]} and 2 more"

@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import random
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,83 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from support.spark.event_files import Read, Write, rows
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.files.readers import CORRUPT_RECORD
 from txbox_spark.reading.sources import read_events
 
 SCHEMA = "event_id string, amount decimal(12,2), units int"
 
+DECIMALS = (
+    *((text, "12.50") for text in ("12.5", "+12.50", "0012.5000", "1.25e1", "1250E-2", "12.5e+0")),
+    *((text, "0.00") for text in ("0", ".0", "-0", "0E-8", "0." + "0" * 50)),
+    (".5", "0.50"),
+    ("-5.", "-5.00"),
+    ("9999999999.990", "9999999999.99"),
+    ("1e9", "1000000000.00"),
+    ("1" + "0" * 50 + "e-50", "1.00"),
+)
+READ: dict[str, tuple[str, dict[str, Any], list[tuple[Any, ...]]]] = {
+    "lines one by one, on request": (
+        'event_id,note\na,"b, 5"" or so"\nc,5" or so\n',
+        {"options": {"MULTILINE": "false"}},
+        [("a", 'b, 5" or so', None), ("c", '5" or so', None)],
+    ),
+    "lines that end with CR LF": (
+        'event_id,note\r\na,b\r\nc,"d\r\ne"\r\nf\r\n',
+        {},
+        [("a", "b", None), ("c", "d\ne", None), ("f", None, "f")],
+    ),
+    "a CR of another line's end, which must not get into an event": (
+        'event_id,note\na,b\r\nc,"d"\r\ne,f\n',
+        {},
+        [("a", "b\r", 'a,"b\r"'), ("c", "d", None), ("e", "f", None)],
+    ),
+    "no text that is taken for null": (
+        "event_id,note\na,\0null\0\n\0null\0,\nb,\0\0\n",
+        {},
+        [("a", "\0null\0", None), ("\0null\0", None, None), ("b", "\0\0", None)],
+    ),
+    "decimals": (
+        "\n".join(["amount,event_id", *(f"{text},{text}" for text, _ in DECIMALS), ",b"]),
+        {"schema": "amount decimal(12,2), event_id string"},
+        [*((Decimal(value), text, None) for text, value in DECIMALS), (None, "b", None)],
+    ),
+    "decimals, exact at the bounds of their types": (
+        f"a,`b.c`\n0.{'9' * 38},{'9' * 38}\n1,1{'0' * 38}\n1e-38,1e37\n1e-39,1e38\n",
+        {"schema": "a decimal(38,38), ```b.c``` decimal(38,0)"},
+        [
+            (Decimal("0." + "9" * 38), Decimal("9" * 38), None),
+            (None, None, f"1,1{'0' * 38}"),
+            (Decimal("1e-38"), Decimal("1e37"), None),
+            (None, None, "1e-39,1e38"),
+        ],
+    ),
+    "decimals of a locale, which are left to Spark": (
+        'event_id,amount,units\na,"12,50",1\n',
+        {"schema": SCHEMA, "options": {"LOCALE": "de-DE"}},
+        [("a", Decimal("12.50"), 1, None)],
+    ),
+    "a header in another order": (
+        "amount,event_id\n1,2\n",
+        {"schema": "event_id string, amount string"},
+        [("2", "1", None)],
+    ),
+    "options of Spark's, which win": (
+        "a;-\nb;x\n",
+        {
+            "schema": "event_id string, note string",
+            "options": {"HEADER": "false", "sep": ";", "nullValue": "-"},
+        },
+        [("a", None, None), ("b", "x", None)],
+    ),
+}
 
-def rows(frame: Any) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in frame.collect()]
+
+@pytest.mark.parametrize("kind", READ)
+def test_files_are_read(read: Read, kind: str) -> None:
+    text, given, expected = READ[kind]
+    assert rows(read("events.csv", text, **given)) == expected
 
 
 class TestCsv:
@@ -43,7 +110,7 @@ class TestCsv:
     MALFORMED = ("f,too few", "g,too,7,many", "h,no number,x", 'i,no number,""')
 
     @pytest.fixture
-    def path(self, write: Callable[..., str]) -> str:
+    def path(self, write: Write) -> str:
         return write("events.csv", "\n".join([*self.LINES, *self.MALFORMED]) + "\n")
 
     def test_values_and_lines_that_are_malformed_whatever_is_asked_for(self, spark: SparkSession, path: str) -> None:
@@ -64,7 +131,7 @@ class TestCsv:
         assert [row[-1] for row in found[len(expected) :]] == [*self.MALFORMED[:2], None, None]
         assert found[-1] == ("i", "no number", "", None)
 
-    def test_a_field_in_quotes_holds_line_breaks(self, spark: SparkSession, write: Callable[..., str]) -> None:
+    def test_a_field_in_quotes_holds_line_breaks(self, spark: SparkSession, write: Write) -> None:
         lines = 'event_id,units,note\np-1,5,"order:\np-9,999,fake\nend"\np-2,few,"a\nb"\np-3,3,c\n'
         archive = Path(write("events.csv.gz", ""))
         archive.write_bytes(gzip.compress(lines.encode()))
@@ -75,16 +142,7 @@ class TestCsv:
                 ("p-3", 3, "c", None),
             ]
 
-    def test_lines_are_read_one_by_one_on_request(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        path = write("events.csv", 'event_id,note\na,"b, 5"" or so"\nc,5" or so\n')
-        assert rows(read_events(spark, [path], options={"MULTILINE": "false"})) == [
-            ("a", 'b, 5" or so', None),
-            ("c", '5" or so', None),
-        ]
-
-    def test_a_quote_that_is_closed_by_another_fields_fails_the_query(
-        self, spark: SparkSession, write: Callable[..., str]
-    ) -> None:
+    def test_a_quote_that_is_closed_by_another_fields_fails_the_query(self, spark: SparkSession, write: Write) -> None:
         path = write("events.csv", 'event_id,note,units\na,"open,1\nb,"c",2\nd,e,3\n')
         schema = "event_id string, note string, units int"
         with pytest.raises(Exception, match="Unescaped quote character"):
@@ -93,30 +151,10 @@ class TestCsv:
         found = rows(read_events(spark, [path], schema=schema, options=options))
         assert [row[0] for row in found] == ["a", "d"]
 
-    def test_lines_that_end_with_cr_lf(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        path = write("events.csv", 'event_id,note\r\na,b\r\nc,"d\r\ne"\r\nf\r\n')
-        assert rows(read_events(spark, [path])) == [("a", "b", None), ("c", "d\ne", None), ("f", None, "f")]
-
-    def test_no_cr_of_a_lines_end_gets_into_an_event(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        path = write("events.csv", 'event_id,note\na,b\r\nc,"d"\r\ne,f\n')
-        assert rows(read_events(spark, [path])) == [
-            ("a", "b\r", 'a,"b\r"'),
-            ("c", "d", None),
-            ("e", "f", None),
-        ]
-
-    def test_no_text_is_taken_for_null(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        path = write("events.csv", "event_id,note\na,\0null\0\n\0null\0,\nb,\0\0\n")
-        assert rows(read_events(spark, [path])) == [
-            ("a", "\0null\0", None),
-            ("\0null\0", None, None),
-            ("b", "\0\0", None),
-        ]
-
     @pytest.mark.parametrize("text", ["event_id\n\0\na\n", 'event_id,note\nb,"\0a\0"\n'])
     @pytest.mark.parametrize("encoding", [None, "latin1"])
     def test_nul_is_refused_where_spark_would_drop_it(
-        self, spark: SparkSession, write: Callable[..., str], text: str, encoding: str | None
+        self, spark: SparkSession, write: Write, text: str, encoding: str | None
     ) -> None:
         path = write("events.csv", text)
         assert "\0" in str(rows(read_events(spark, [path], encoding=encoding))).replace("\\x00", "\0")
@@ -125,72 +163,22 @@ class TestCsv:
         ):
             read_events(spark, [path], encoding=encoding, options={"multiline": "false"})
 
-    DECIMALS = (
-        *((text, "12.50") for text in ("12.5", "+12.50", "0012.5000", "1.25e1", "1250E-2", "12.5e+0")),
-        *((text, "0.00") for text in ("0", ".0", "-0", "0E-8", "0." + "0" * 50)),
-        (".5", "0.50"),
-        ("-5.", "-5.00"),
-        ("9999999999.990", "9999999999.99"),
-        ("1e9", "1000000000.00"),
-        ("1" + "0" * 50 + "e-50", "1.00"),
-    )
-
-    def test_decimals(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        lines = ["amount,event_id", *(f"{text},{text}" for text, _ in self.DECIMALS), ",b"]
-        path = write("events.csv", "\n".join(lines) + "\n")
-        frame = read_events(spark, [path], schema="amount decimal(12,2), event_id string")
-        assert frame.dtypes[:2] == [("amount", "decimal(12,2)"), ("event_id", "string")]
-        expected = [(Decimal(value), text, None) for text, value in self.DECIMALS]
-        assert rows(frame) == [*expected, (None, "b", None)]
-
-    def test_texts_that_are_no_decimals_make_records_malformed(
-        self, spark: SparkSession, write: Callable[..., str]
-    ) -> None:
+    def test_texts_that_are_no_decimals_make_records_malformed(self, read: Read) -> None:
         malformed = [
             *('"12,50"', '"1,250.00"', "12.505", "10000000000", "1e10", "1e-3", "1e-50", "0.000" + "0" * 50 + "1"),
             *("1e999999999", "much", '""', " 1", "1 ", ".", "e1", "1e", "1_0", "NaN", "\u0661", "0x1", "1.5.", "--1"),
         ]
         lines = [f'"say ""hi""",{text},{number}' for number, text in enumerate(malformed)]
-        frame = read_events(spark, [write("events.csv", "\n".join(["event_id,amount,units", *lines]))], schema=SCHEMA)
+        frame = read("events.csv", "\n".join(["event_id,amount,units", *lines]), schema=SCHEMA)
+        assert frame.dtypes[1] == ("amount", "decimal(12,2)")
         assert rows(frame) == [('say "hi"', None, number, line) for number, line in enumerate(lines)]
         assert frame.where(f"{CORRUPT_RECORD} IS NOT NULL").select("event_id").count() == len(malformed)
 
-    def test_decimals_are_exact_at_the_bounds_of_their_types(
-        self, spark: SparkSession, write: Callable[..., str]
-    ) -> None:
-        path = write("events.csv", f"a,`b.c`\n0.{'9' * 38},{'9' * 38}\n1,1{'0' * 38}\n1e-38,1e37\n1e-39,1e38\n")
-        frame = read_events(spark, [path], schema="a decimal(38,38), ```b.c``` decimal(38,0)")
-        assert rows(frame) == [
-            (Decimal("0." + "9" * 38), Decimal("9" * 38), None),
-            (None, None, f"1,1{'0' * 38}"),
-            (Decimal("1e-38"), Decimal("1e37"), None),
-            (None, None, "1e-39,1e38"),
-        ]
-
-    def test_a_locale_leaves_decimals_to_spark(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        path = write("events.csv", 'event_id,amount,units\na,"12,50",1\n')
-        assert rows(read_events(spark, [path], schema=SCHEMA, options={"LOCALE": "de-DE"})) == [
-            ("a", Decimal("12.50"), 1, None)
-        ]
-
-    def test_the_files_path_can_be_asked_for(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        frame = read_events(spark, [write("events.csv", "event_id,amount,units\na,1.5,1\n")], schema=SCHEMA)
+    def test_the_files_path_can_be_asked_for(self, read: Read) -> None:
+        frame = read("events.csv", "event_id,amount,units\na,1.5,1\n", schema=SCHEMA)
         [(path, amount)] = rows(frame.select("_metadata.file_path", "amount"))
         assert path.endswith("/events.csv")
         assert amount == Decimal("1.50")
-
-    def test_a_header_in_another_order_is_not_read_by_position(
-        self, spark: SparkSession, write: Callable[..., str]
-    ) -> None:
-        path = write("events.csv", "amount,event_id\n1,2\n")
-        frame = read_events(spark, [path], schema="event_id string, amount string")
-        assert rows(frame) == [("2", "1", None)]
-
-    def test_options_pass_through_and_win(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        path = write("events.csv", "a;-\nb;x\n")
-        options = {"HEADER": "false", "sep": ";", "nullValue": "-"}
-        frame = read_events(spark, [path], schema="event_id string, note string", options=options)
-        assert rows(frame) == [("a", None, None), ("b", "x", None)]
 
     def test_the_column_of_malformed_lines_has_one_name(self, spark: SparkSession, path: str) -> None:
         with pytest.raises(SourceError, match="columnNameOfCorruptRecord cannot be set"):
@@ -238,7 +226,7 @@ class TestUnclosedQuotes:
         ("id,note\na," + 100_000 * '""' + '"b\n', 'a,""'),
     )
 
-    def test_files_whose_quotes_are_closed_are_read(self, spark: SparkSession, write: Callable[..., str]) -> None:
+    def test_files_whose_quotes_are_closed_are_read(self, spark: SparkSession, write: Write) -> None:
         for number, (text, _) in enumerate(self.GOOD):
             write(f"kind=good/{number}.csv", text)
         folder = str(Path(write("kind=good/_", "")).parent)
@@ -248,19 +236,17 @@ class TestUnclosedQuotes:
         for number, (_, expected) in enumerate(self.GOOD):
             assert [row[1:] for row in found if row[0] == f"{number}.csv"] == [(*row, None) for row in expected]
 
-    def test_files_that_end_within_quotes_are_refused(self, spark: SparkSession, write: Callable[..., str]) -> None:
+    def test_files_that_end_within_quotes_are_refused(self, spark: SparkSession, write: Write) -> None:
         files = [write("files/good.csv", 'id,note\na,"b"\n')]
         files += [write(f"files/value={number}/bad.csv", text) for number, (text, _) in enumerate(self.UNCLOSED)]
         with pytest.raises(SourceError, match=rf"/bad.csv ends within quotes.*Such files: {len(self.UNCLOSED)}$"):
             read_events(spark, files, schema="id string, note string")
 
     @pytest.mark.parametrize("number", [0, 4, 7, 10, 11, 12, 15])
-    def test_the_line_is_shown_whose_quote_it_seems_to_be(
-        self, spark: SparkSession, write: Callable[..., str], number: int
-    ) -> None:
+    def test_the_line_is_shown_whose_quote_it_seems_to_be(self, read: Read, number: int) -> None:
         text, begin = self.UNCLOSED[number]
         with pytest.raises(SourceError, match=r"bad.csv ends within quotes.*Such files: 1") as caught:
-            read_events(spark, [write("bad.csv", text)], schema="id string, note string")
+            read("bad.csv", text, schema="id string, note string")
         assert f"begins with {begin}" in str(caught.value)
 
     @pytest.mark.parametrize(
@@ -283,7 +269,7 @@ class TestUnclosedQuotes:
         ],
     )
     def test_as_the_options_say(
-        self, spark: SparkSession, write: Callable[..., str], options: dict[str, str], good: str, bad: str
+        self, spark: SparkSession, write: Write, options: dict[str, str], good: str, bad: str
     ) -> None:
         encoding, given = options.get("encoding", "utf-8"), {"header": "false", **options}
         paths = [write("good.csv", good.encode(encoding)), write("bad.csv", bad.encode(encoding))]
@@ -292,15 +278,17 @@ class TestUnclosedQuotes:
             read_events(spark, paths, schema="id string, note string", options=given)
 
     @pytest.mark.parametrize("options", [{}, {"multiLine": "false"}, {"encoding": "utf-16"}])
-    def test_quotes_are_plain_text_on_request(
-        self, spark: SparkSession, write: Callable[..., str], options: dict[str, str]
-    ) -> None:
-        path = write("open.csv", 'a,"b\nc,d\n'.encode(options.get("encoding", "utf-8")))
+    def test_quotes_are_plain_text_on_request(self, read: Read, options: dict[str, str]) -> None:
         given = {"header": "false", "quote": "", **options}
-        frame = read_events(spark, [path], schema="id string, note string", options=given)
+        frame = read(
+            "open.csv",
+            'a,"b\nc,d\n'.encode(options.get("encoding", "utf-8")),
+            schema="id string, note string",
+            options=given,
+        )
         assert rows(frame) == [("a", '"b', None), ("c", "d", None)]
 
-    def test_compressed_files(self, spark: SparkSession, write: Callable[..., str]) -> None:
+    def test_compressed_files(self, spark: SparkSession, write: Write) -> None:
         for name, content in (("cut.csv.gz", gzip.compress), ("cut.csv.bz2", bz2.compress)):
             path = Path(write(name, ""))
             path.write_bytes(content(b'id,note\na,b\nc,"d\n'))

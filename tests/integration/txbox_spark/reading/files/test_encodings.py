@@ -1,15 +1,14 @@
 """Bytes that are not in the encoding of their file: reported, row by row, and never changed into something else."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 
 from support.spark.bulk_loads import COPY_FIRST, Books, counts, load
+from support.spark.event_files import Read, Write, rows
 from txbox_spark import SourceError, read_events
 from txbox_spark.reading.files.readers import CORRUPT_RECORD
 
@@ -18,10 +17,6 @@ FIELDS = "event_id string, name string"
 FFFD = "\ufffd"
 
 IDS = ("MUNCHÉN-1", "MUNCHÈN-1", "Müller-7", "Möller-7")
-
-
-def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in frame.collect()]
 
 
 def applied(books: Books) -> list[str]:
@@ -39,15 +34,16 @@ def lines(kind: str, events: list[tuple[bytes, bytes]]) -> bytes:
 @pytest.mark.parametrize("writer", COPY_FIRST)
 @pytest.mark.parametrize("kind", ["csv.gz", "jsonl"])
 def test_rows_that_are_not_utf8_are_rejected_and_the_others_arrive(
-    spark: SparkSession, books: Books, schema_url: str, write: Callable[..., str], writer: str, kind: str
+    books: Books, schema_url: str, read: Read, writer: str, kind: str
 ) -> None:
     """The ids differ in bytes that a lenient reader makes the same; U+FFFD that is in the file is a character."""
     good = [("p-1", "naïve €"), (FFFD, "x"), (f"p{FFFD}", FFFD), ("日本", "🎉"), ("p-1", "naïve €")]
     bad = [(one.encode("latin1"), b"x") for one in IDS] + [(b"p-9", b"Stra\xdfe"), (b"cut\xe2\x82", b"\xed\xa0\x80")]
     mixed = [(id_.encode(), name.encode()) for id_, name in good]
     mixed[2:2] = bad
-    path = write(f"events.{kind}", lines(kind.partition(".")[0], mixed))
-    report = load(read_events(spark, [path], schema=FIELDS), schema_url, writer, apply=KEEP)
+    report = load(
+        read(f"events.{kind}", lines(kind.partition(".")[0], mixed), schema=FIELDS), schema_url, writer, apply=KEEP
+    )
     assert counts(report) == {
         "read": 11, "rejected": 6, "duplicate_in_source": 1, "already_processed": 0, "applied": 4
     }  # fmt: skip
@@ -66,7 +62,7 @@ def test_rows_that_are_not_utf8_are_rejected_and_the_others_arrive(
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize("encoding", ["latin1", "cp1252"])
 def test_a_file_loads_exactly_in_the_encoding_that_is_named(
-    spark: SparkSession, books: Books, schema_url: str, write: Callable[..., str], kind: str, encoding: str
+    spark: SparkSession, books: Books, schema_url: str, write: Write, kind: str, encoding: str
 ) -> None:
     name = "Stra\u00dfe \u20ac" if "1252" in encoding else "Stra\u00dfe \u00a4 \x85"
     path = write(f"e.{kind}", lines(kind, [(one.encode(encoding), name.encode(encoding)) for one in IDS]))
@@ -78,15 +74,20 @@ def test_a_file_loads_exactly_in_the_encoding_that_is_named(
 
 
 @pytest.mark.parametrize("writer", COPY_FIRST)
-def test_rows_with_lone_surrogates_are_rejected(
-    spark: SparkSession, books: Books, schema_url: str, write: Callable[..., str], writer: str
-) -> None:
+def test_rows_with_lone_surrogates_are_rejected(books: Books, schema_url: str, read: Read, writer: str) -> None:
     """JSON can escape half of a surrogate pair, in plain ASCII. It is no character, and Java puts "?" for it."""
-    path = write(
-        "e.jsonl",
-        lines("jsonl", [(rb"a\ud800", b"1"), (rb"a\uD801", b"2"), (b"a?", b"4"), (b"b", rb"\udc00x"), (b"c", b"?")]),
+    report = load(
+        read(
+            "e.jsonl",
+            lines(
+                "jsonl", [(rb"a\ud800", b"1"), (rb"a\uD801", b"2"), (b"a?", b"4"), (b"b", rb"\udc00x"), (b"c", b"?")]
+            ),
+            schema=FIELDS,
+        ),
+        schema_url,
+        writer,
+        apply=KEEP,
     )
-    report = load(read_events(spark, [path], schema=FIELDS), schema_url, writer, apply=KEEP)
     assert counts(report) == {
         "read": 5, "rejected": 3, "duplicate_in_source": 0, "already_processed": 0, "applied": 2
     }  # fmt: skip
@@ -98,17 +99,14 @@ def test_rows_with_lone_surrogates_are_rejected(
 
 
 class TestCsv:
-    def test_records_of_several_lines_names_and_other_types(
-        self, spark: SparkSession, write: Callable[..., str]
-    ) -> None:
-        path = write(
+    def test_records_of_several_lines_names_and_other_types(self, read: Read) -> None:
+        frame = read(
             "e.csv",
             'straße;betrag;größe\n"a\nb";1,5;1\n'.encode()
             + b'"c\nM\xfcller\nd";2.5;2\nok;3.5;much\nM\xfc;x;3\n'
             + f'"é\n{FFFD}";4.5;4\n'.encode(),
-        )
-        frame = read_events(
-            spark, [path], schema="`straße` string, betrag decimal(5,1), `größe` int", options={"sep": ";"}
+            schema="`straße` string, betrag decimal(5,1), `größe` int",
+            options={"sep": ";"},
         )
         assert frame.columns == ["straße", "betrag", "größe", CORRUPT_RECORD]
         found = rows(frame)
@@ -124,7 +122,7 @@ class TestCsv:
     @pytest.mark.parametrize("options", [{}, {"multiLine": "false"}])
     @pytest.mark.parametrize("schema", [FIELDS, None])
     def test_byte_order_marks(
-        self, spark: SparkSession, write: Callable[..., str], options: dict[str, str], schema: str | None
+        self, spark: SparkSession, write: Write, options: dict[str, str], schema: str | None
     ) -> None:
         mark = b"\xef\xbb\xbf"
         paths = [
@@ -140,36 +138,32 @@ class TestCsv:
             [said] = [row[-1] for row in found if row[-1] is not None]
             assert "not UTF-8 in column name of " in said
 
-    def test_a_mark_without_a_header_is_no_part_of_an_id(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        path = write("a.csv", b"\xef\xbb\xbfa,M\xfc\n")
+    def test_a_mark_without_a_header_is_no_part_of_an_id(self, read: Read) -> None:
         with pytest.raises(SourceError, match="begins with a byte order mark and has no header"):
-            read_events(spark, [path], schema=FIELDS, options={"header": "false"})
-        assert rows(read_events(spark, [write("b.csv", b"a,M\xfc\n")], schema=FIELDS, options={"header": "false"}))
+            read("a.csv", b"\xef\xbb\xbfa,M\xfc\n", schema=FIELDS, options={"header": "false"})
+        assert rows(read("b.csv", b"a,M\xfc\n", schema=FIELDS, options={"header": "false"}))
 
     @pytest.mark.parametrize("schema", ["event_id string, `straße` string", None])
-    def test_a_header_that_is_not_utf8(
-        self, spark: SparkSession, write: Callable[..., str], schema: str | None
-    ) -> None:
+    def test_a_header_that_is_not_utf8(self, spark: SparkSession, write: Write, schema: str | None) -> None:
         path = write("e.csv", "event_id,straße\na,b\n".encode("latin1"))
         with pytest.raises(Exception, match=r"header.*not UTF-8|CSV header does not conform"):
             read_events(spark, [path], schema=schema).collect()
         assert rows(read_events(spark, [path], schema=schema, encoding="cp1252")) == [("a", "b", None)]
 
-    def test_bytes_that_the_named_encoding_does_not_have(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        path = write("e.csv", b"event_id,name\na,\x80\nb\x81,c\n")
-        [good, bad] = rows(read_events(spark, [path], schema=FIELDS, encoding="cp1252"))
+    def test_bytes_that_the_named_encoding_does_not_have(self, read: Read) -> None:
+        [good, bad] = rows(read("e.csv", b"event_id,name\na,\x80\nb\x81,c\n", schema=FIELDS, encoding="cp1252"))
         assert good == ("a", "€", None)
         assert "not windows-1252 in column event_id of " in bad[-1]
 
-    def test_utf_16(self, spark: SparkSession, write: Callable[..., str]) -> None:
+    def test_utf_16(self, read: Read) -> None:
         data = f"event_id,name\nä,€ 🎉\n{FFFD},x\n".encode("utf-16")
-        [good, bad] = rows(read_events(spark, [write("e.csv", data)], encoding="utf-16"))
+        [good, bad] = rows(read("e.csv", data, encoding="utf-16"))
         assert good == ("ä", "€ 🎉", None)
         assert "not UTF-16 in column event_id of " in bad[-1]
         with pytest.raises(SourceError, match="not UTF-8"):
-            read_events(spark, [write("e.csv", data)])
+            read("e.csv", data)
 
-    def test_lone_surrogates(self, spark: SparkSession, write: Callable[..., str]) -> None:
+    def test_lone_surrogates(self, spark: SparkSession, write: Write) -> None:
         data = "event_id,name\na\ud800,x\na?,y\nb,\udc00\nc,😀\n"
         path = write("e.csv", data.encode("utf-32", "surrogatepass"))
         with pytest.raises(SourceError, match="UTF-32 cannot be read so that nothing is changed; convert"):
@@ -179,7 +173,7 @@ class TestCsv:
         assert [row[:2] for row in found if row[-1] is None] == [("a?", "y"), ("c", "😀")]
         assert len(found) == 4
 
-    def test_values_in_names_of_folders(self, spark: SparkSession, write: Callable[..., str], tmp_path: Path) -> None:
+    def test_values_in_names_of_folders(self, spark: SparkSession, write: Write, tmp_path: Path) -> None:
         write("in/store=ä7/e.csv", b"event_id,name\na,b\nc\xff,d\n")
         for schema in (FIELDS, None):
             frame = read_events(spark, [str(tmp_path / "in")], schema=schema)
@@ -187,7 +181,7 @@ class TestCsv:
 
 
 class TestJson:
-    def test_keys_values_and_nested_ones(self, spark: SparkSession, write: Callable[..., str]) -> None:
+    def test_keys_values_and_nested_ones(self, spark: SparkSession, write: Write) -> None:
         good = {"event_id": "ä", "name": f"{FFFD} \u0000 €", "n": 1.5, "in": {"größe": [FFFD, "ß"]}}
         path = write(
             "e.jsonl",
@@ -210,16 +204,14 @@ class TestJson:
             assert [row[-1] for row in found[::2]] == [None] * 3
             assert "n\ufffdme" not in frame.columns
 
-    def test_values_in_names_of_folders(self, spark: SparkSession, write: Callable[..., str], tmp_path: Path) -> None:
+    def test_values_in_names_of_folders(self, spark: SparkSession, write: Write, tmp_path: Path) -> None:
         write("in/store=007/e.jsonl", b'{"event_id":"a"}\n{"event_id":"\xff"}\n')
         for schema, store in ((None, "007"), ("event_id string", "007"), ("event_id string, store int", 7)):
             frame = read_events(spark, [str(tmp_path / "in")], schema=schema)
             assert rows(frame.where(f"{CORRUPT_RECORD} IS NULL").select("event_id", "store")) == [("a", store)]
 
     @pytest.mark.parametrize("encoding", [None, "cp1252"])
-    def test_escapes_of_lone_surrogates(
-        self, spark: SparkSession, write: Callable[..., str], encoding: str | None
-    ) -> None:
+    def test_escapes_of_lone_surrogates(self, read: Read, encoding: str | None) -> None:
         """A pair is a character, and after an escaped backslash there is no escape."""
         good = {
             "g1": (r"\ud83d\ude00 \uD83D\uDE00", "😀 😀"),
@@ -238,7 +230,7 @@ class TestJson:
         texts = {name: text for name, (text, _) in good.items()} | bad
         data = "".join(f'{{"event_id":"{name}","text":"{text}"}}\n' for name, text in texts.items())
         for schema in ("event_id string, text string", None):
-            frame = read_events(spark, [write("e.jsonl", data.encode())], schema=schema, encoding=encoding)
+            frame = read("e.jsonl", data.encode(), schema=schema, encoding=encoding)
             found = frame.select("event_id", "text", CORRUPT_RECORD).collect()
             assert [tuple(row) for row in found[: len(good)]] == [(name, to, None) for name, (_, to) in good.items()]
             for row, text in zip(found[len(good) :], bad.values(), strict=True):
@@ -256,7 +248,7 @@ class TestJson:
         r'{"event_id":"e","in":{"x":["😀","\ud83d\ude00"]},"map":{"k":"v"}}',
     )
 
-    def test_lone_surrogates_in_keys_and_nested_values(self, spark: SparkSession, write: Callable[..., str]) -> None:
+    def test_lone_surrogates_in_keys_and_nested_values(self, spark: SparkSession, write: Write) -> None:
         path = write("e.jsonl", "\n".join(self._NESTED).encode())
         for schema in ("event_id string, `in` struct<x: array<string>>, map map<string, string>", None):
             frame = read_events(spark, [path], schema=schema)
@@ -273,7 +265,7 @@ class TestJson:
 
     @pytest.mark.parametrize("encoding", [None, "utf-16", "latin1"])
     def test_documents_with_lone_surrogates_are_rejected(
-        self, spark: SparkSession, write: Callable[..., str], encoding: str | None, tmp_path: Path
+        self, spark: SparkSession, write: Write, encoding: str | None, tmp_path: Path
     ) -> None:
         good = '[{"event_id":"é?"},\n{"event_id":"\\ud83d\\ude00"}]'
         write("in/a.json", good.encode(encoding or "utf-8"))
@@ -305,15 +297,14 @@ class TestJson:
         ("cp932", "①~\uff5e".encode("cp932")),
     ],
 )
-def test_names_that_python_and_java_spell_differently(
-    spark: SparkSession, write: Callable[..., str], encoding: str, data: bytes
-) -> None:
+def test_names_that_python_and_java_spell_differently(read: Read, encoding: str, data: bytes) -> None:
     bare = encoding.removesuffix("-sig")
-    path = write("e.csv", "event_id\n".encode(encoding) + data + "\n".encode(bare))
-    assert rows(read_events(spark, [path], encoding=encoding)) == [(data.decode(bare), None)]
+    assert rows(read("e.csv", "event_id\n".encode(encoding) + data + "\n".encode(bare), encoding=encoding)) == [
+        (data.decode(bare), None)
+    ]
 
 
-def test_encodings_that_cannot_be_read(spark: SparkSession, write: Callable[..., str]) -> None:
+def test_encodings_that_cannot_be_read(spark: SparkSession, write: Write) -> None:
     path = write("e.csv", "event_id\na\n".encode("cp500"))
     for format_ in ("csv", "json"):
         with pytest.raises(SourceError, match="in IBM500, ASCII has other bytes; convert the files to UTF-8 first"):
@@ -326,12 +317,12 @@ def test_encodings_that_cannot_be_read(spark: SparkSession, write: Callable[...,
 
 
 @pytest.mark.parametrize("encoding", ["klingon", "rot13", "base64", "", "idna", "iso2022_jp", "hz", "utf-7"])
-def test_encodings_that_are_none(spark: SparkSession, write: Callable[..., str], encoding: str) -> None:
+def test_encodings_that_are_none(read: Read, encoding: str) -> None:
     with pytest.raises(SourceError, match=r"encoding .* is unknown; use one such as latin1"):
-        read_events(spark, [write("e.csv", b"event_id\na\n")], encoding=encoding)
+        read("e.csv", b"event_id\na\n", encoding=encoding)
 
 
-def test_the_option_of_sparks_reader_means_the_same(spark: SparkSession, write: Callable[..., str]) -> None:
+def test_the_option_of_sparks_reader_means_the_same(spark: SparkSession, write: Write) -> None:
     path = write("e.csv", "event_id\né\n".encode("latin1"))
     for name in ("encoding", "charset", "ENCODING"):
         assert rows(read_events(spark, [path], options={name: "latin1"})) == [("é", None)]

@@ -1,11 +1,11 @@
 """Folders named key=value: files that lie beside them, and columns that the files have, too."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from support.spark.event_files import Write
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.sources import read_events
 
@@ -19,7 +19,7 @@ def ids(spark: SparkSession, path: Path, **given: dict[str, str]) -> list[str]:
 
 class TestFilesBesideFolders:
     @pytest.fixture(params=EVENTS)
-    def archive(self, request: pytest.FixtureRequest, tmp_path: Path, write: Callable[..., str]) -> Path:
+    def archive(self, request: pytest.FixtureRequest, tmp_path: Path, write: Write) -> Path:
         names = "top of all", "store=007/first", "store=a%2Fb c/second", "store=007/below/third"
         for name in names:
             write(f"day=1/{name}.{request.param}", EVENTS[request.param] % name.rpartition("/")[2])
@@ -52,7 +52,7 @@ class TestColumnsOfFilesAndFolders:
 
     @pytest.fixture(params=["json", "a document", "latin1", "csv", "latin1.csv", "parquet"])
     def given(
-        self, request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, write: Callable[..., str]
+        self, request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, write: Write
     ) -> dict[str, str]:
         kind = request.param
         if kind == "parquet":
@@ -81,7 +81,7 @@ class TestColumnsOfFilesAndFolders:
         assert {row.Store for row in frame.collect()} <= {None, 9, "9"}
 
 
-def test_a_folder_named_as_spark_names_lines_is_refused(spark: SparkSession, write: Callable[..., str]) -> None:
+def test_a_folder_named_as_spark_names_lines_is_refused(spark: SparkSession, write: Write) -> None:
     path = Path(write("archive/value=7/a.json", b'{"event_id": "\xff"}\n')).parents[1]
     with pytest.raises(SourceError, match="are named value=…, as Spark names the lines of a file; rename them"):
         read_events(spark, [str(path)])

@@ -1,12 +1,12 @@
 """Numbers of JSON that no decimal of Spark holds: none becomes another one without a word."""
 
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from support.spark.event_files import Read, Write
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.sources import read_events
 
@@ -24,7 +24,7 @@ LARGE = "1" * 39
     ],
 )
 def test_rows_that_would_change_each_other_are_refused(
-    spark: SparkSession, write: Callable[..., str], value: str, other: str, options: dict[str, str]
+    spark: SparkSession, write: Write, value: str, other: str, options: dict[str, str]
 ) -> None:
     lines = f'{{"id": "\u00e9", "n": {value}}}', f'{{"id": "b", "n": {other}}}'
     text = f"[{lines[0]},{lines[1]}]" if "multiLine" in options else "\n".join(lines)
@@ -42,14 +42,11 @@ def test_rows_that_would_change_each_other_are_refused(
     [("-12345678901234567.89", "1e-300"), ("1E400", "1"), ("[-1.2345e-320]", "[0.5]")],
     ids=["many", "large", "small"],
 )
-def test_digits_behind_the_point_count(
-    spark: SparkSession, write: Callable[..., str], values: tuple[str, str], options: dict[str, str]
-) -> None:
+def test_digits_behind_the_point_count(read: Read, values: tuple[str, str], options: dict[str, str]) -> None:
     lines = [f'{{"\u00e9": "\\" 7, -8", "n": {value}}}' for value in values]
     text = f"[{','.join(lines)}]" if "multiLine" in options else "\n".join(lines)
-    path = write("events.json", text.encode(options.get("encoding", "utf-8")))
     with pytest.raises(SourceError, match=r"column n .*would change"):
-        read_events(spark, [path], options=options)
+        read("events.json", text.encode(options.get("encoding", "utf-8")), options=options)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +58,7 @@ def test_digits_behind_the_point_count(
         (["9" * 38, "1"], [Decimal("9" * 38), Decimal(1)]),
     ],
 )
-def test_numbers_that_keep_their_values_are_read(
-    spark: SparkSession, write: Callable[..., str], values: list[str], expected: list[Any]
-) -> None:
-    path = write("events.jsonl", "\n".join(f'{{"n": {value}}}' for value in values))
-    assert [row.n for row in read_events(spark, [path]).collect()] == expected
+def test_numbers_that_keep_their_values_are_read(read: Read, values: list[str], expected: list[Any]) -> None:
+    assert [
+        row.n for row in read("events.jsonl", "\n".join(f'{{"n": {value}}}' for value in values)).collect()
+    ] == expected

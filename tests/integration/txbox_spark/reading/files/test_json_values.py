@@ -1,15 +1,14 @@
 """Lines and documents of more than one JSON value: Spark reads the first, so nothing of such a file is loaded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from support.effects import FIELDS, MORE_THAN_ONE
+from support.spark.event_files import Read
 from txbox.effects.fields import read_fields
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.sources import read_events
 
 GOOD = '{"id": "a"}\n{"id": "b", "in": {"x": [1, 2]}}\n'
 ONE = (
@@ -43,37 +42,37 @@ def ids(frame: Any) -> list[str]:
     return [row.id for row in frame.select("id").collect() if row.id is not None]
 
 
-def test_lines_of_one_value_are_loaded(spark: SparkSession, write: Callable[..., str]) -> None:
-    frame = read_events(spark, [write("e.jsonl", GOOD + "\n".join(ONE))], schema="id string")
+def test_lines_of_one_value_are_loaded(read: Read) -> None:
+    frame = read("e.jsonl", GOOD + "\n".join(ONE), schema="id string")
     assert ids(frame) == ["a", "b", "c", "c", "}{", *"cccc"]
 
 
-def test_lines_of_more_are_refused(spark: SparkSession, write: Callable[..., str]) -> None:
+def test_lines_of_more_are_refused(read: Read) -> None:
     said = f"e.jsonl has more behind the first JSON value of a line.*in all files: {len(MORE)};"
     with pytest.raises(SourceError, match=said):
-        read_events(spark, [write("e.jsonl", GOOD + "\n".join(MORE))], schema="id string")
+        read("e.jsonl", GOOD + "\n".join(MORE), schema="id string")
 
 
-def test_a_file_of_one_line_is_refused_however_it_is_read(spark: SparkSession, write: Callable[..., str]) -> None:
+def test_a_file_of_one_line_is_refused_however_it_is_read(read: Read) -> None:
     """As services write it that put one record behind the other."""
     text = "".join(f'{{"id": "{number}", "at": {{"x": {number}}}}}' for number in range(1_000))
     refused = pytest.raises(SourceError, match="in all files: 1; one begins with")
     with refused:
-        read_events(spark, [write("plain.jsonl", text)])
+        read("plain.jsonl", text)
     with refused:
-        read_events(spark, [write("marked.jsonl", "\ufeff" + text)])
+        read("marked.jsonl", "\ufeff" + text)
     with refused:
-        read_events(spark, [write("packed.jsonl.gz", text)])
+        read("packed.jsonl.gz", text)
     with refused:
-        read_events(spark, [write("latin.jsonl", text.replace("at", "été").encode("latin-1"))], encoding="latin1")
+        read("latin.jsonl", text.replace("at", "été").encode("latin-1"), encoding="latin1")
     with refused:
-        read_events(spark, [write("fields.jsonl", text)], fields=read_fields(FIELDS), message_id="id")
+        read("fields.jsonl", text, fields=read_fields(FIELDS), message_id="id")
     with refused:  # beside a line that is not text
-        read_events(spark, [write("broken.jsonl", b'{"id": "\xff"}\n' + text.encode())])
+        read("broken.jsonl", b'{"id": "\xff"}\n' + text.encode())
 
 
-def test_malformed_lines_are_still_that(spark: SparkSession, write: Callable[..., str]) -> None:
-    frame = read_events(spark, [write("e.jsonl", GOOD + "\n".join(MALFORMED))], schema="id string")
+def test_malformed_lines_are_still_that(read: Read) -> None:
+    frame = read("e.jsonl", GOOD + "\n".join(MALFORMED), schema="id string")
     assert [row[-1] for row in frame.collect()] == [None, None, *MALFORMED]
 
 
@@ -87,23 +86,19 @@ def test_malformed_lines_are_still_that(spark: SparkSession, write: Callable[...
         ({"maxNumLen": "5000"}, f'{{"id": "c", "in": {{"x": {"1" * 2000}}}}}'),
     ],
 )
-def test_what_an_option_allows_is_allowed(
-    spark: SparkSession, write: Callable[..., str], options: Mapping[str, str], line: str
-) -> None:
-    path = write("e.jsonl", GOOD + line)
-    assert ids(read_events(spark, [path], schema="id string", options=options)) == ["a", "b", "c"]
+def test_what_an_option_allows_is_allowed(read: Read, options: Mapping[str, str], line: str) -> None:
+    assert ids(read("e.jsonl", GOOD + line, schema="id string", options=options)) == ["a", "b", "c"]
     with pytest.raises(SourceError, match="more behind the first JSON value"):
-        read_events(spark, [write("more.jsonl", f'{line.partition("//")[0]} {{"id": "d"}}')], options=options)
+        read("more.jsonl", f'{line.partition("//")[0]} {{"id": "d"}}', options=options)
 
 
 class TestDocuments:
     OPTIONS: Mapping[str, str] = {"multiLine": "true"}
 
     @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16LE"])
-    def test_one_for_a_file(self, spark: SparkSession, write: Callable[..., str], encoding: str) -> None:
+    def test_one_for_a_file(self, read: Read, encoding: str) -> None:
         document = '[\n  {"id": "a"},\n  {"id": "b", "in": {"x": ["]", 2]}}\n]\n'
-        path = write("e.json", document.encode(encoding))
-        frame = read_events(spark, [path], schema="id string", encoding=encoding, options=self.OPTIONS)
+        frame = read("e.json", document.encode(encoding), schema="id string", encoding=encoding, options=self.OPTIONS)
         assert ids(frame) == ["a", "b"]
 
     @pytest.mark.parametrize(
@@ -116,9 +111,6 @@ class TestDocuments:
             ('[] {"id": "b"}', "UTF-8"),
         ],
     )
-    def test_more_are_refused(
-        self, spark: SparkSession, write: Callable[..., str], document: str, encoding: str
-    ) -> None:
-        path = write("e.json", document.encode(encoding))
+    def test_more_are_refused(self, read: Read, document: str, encoding: str) -> None:
         with pytest.raises(SourceError, match=r"more than one JSON document.* leave multiLine out"):
-            read_events(spark, [path], schema="id string", encoding=encoding, options=self.OPTIONS)
+            read("e.json", document.encode(encoding), schema="id string", encoding=encoding, options=self.OPTIONS)

@@ -10,11 +10,11 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
+from support.spark.event_files import Read, Write
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.files.readers import CORRUPT_RECORD
 from txbox_spark.reading.sources import read_events
 
-Write = Callable[..., str]
 NANOSECONDS = 1_767_225_600_123_456_000
 
 
@@ -31,13 +31,13 @@ def refused(spark: SparkSession, paths: list[str], said: str, **given: Any) -> N
 
 
 class TestCsv:
-    def test_a_column_without_a_name_as_the_index_of_pandas_is_kept(self, spark: SparkSession, write: Write) -> None:
-        frame = read_events(spark, [write("a.csv", ",event_id,cents\n0,p-1,5\n1,p-2,\n")])
+    def test_a_column_without_a_name_as_the_index_of_pandas_is_kept(self, read: Read) -> None:
+        frame = read("a.csv", ",event_id,cents\n0,p-1,5\n1,p-2,\n")
         assert rows(frame) == [
             {"_c0": "0", "event_id": "p-1", "cents": "5"},
             {"_c0": "1", "event_id": "p-2", "cents": None},
         ]
-        latin = read_events(spark, [write("b.csv", "event_id,\né,5\n".encode("latin1"))], encoding="latin1")
+        latin = read("b.csv", "event_id,\né,5\n".encode("latin1"), encoding="latin1")
         assert rows(latin) == [{"event_id": "é", "_c1": "5"}]
 
     @pytest.mark.parametrize("header", [True, False])
@@ -120,12 +120,12 @@ class TestCsv:
         refused(spark, [plain], r"no column amount, which the schema has and has the column cents,", schema=schema)
 
 
-def test_numbers_of_json_with_exponents(spark: SparkSession, write: Write) -> None:
+def test_numbers_of_json_with_exponents(spark: SparkSession, write: Write, read: Read) -> None:
     lines = [
         '{"event_id": "1", "n": 1.5e3, "large": 1e+16, "some": [{"x": 2E2}], "mixed": 1e2, "no": 1e37}',
         '{"event_id": "2", "n": 2, "large": 3e0, "some": [{"x": 0.5}], "mixed": 12345678901234567890, "no": 1e-1}',
     ]
-    found = rows(read_events(spark, [write("a.jsonl", "\n".join(lines))]))
+    found = rows(read("a.jsonl", "\n".join(lines)))
     assert [row["n"] for row in found] == [Decimal(1500), Decimal(2)]
     assert [row["large"] for row in found] == [Decimal(10**16), Decimal(3)]
     assert [row["some"][0]["x"] for row in found] == [Decimal(200), Decimal("0.5")]
