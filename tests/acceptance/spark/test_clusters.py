@@ -17,19 +17,20 @@ import pytest
 from sqlalchemy import Connection, Engine, make_url
 
 from support.postgres.tls_postgres import ROOT, behind_tls
+from support.spark import cluster_loads
 from support.spark.cluster_loads import (
     APPLY,
     SPECULATING,
     assert_exact,
     at_the_gate,
+    emptied,
     execute,
     failed_tasks,
-    holding_gate,
     open_gate,
-    opened,
     python_without,
     request,
     rows,
+    stopped_in_copy,
     wait_in_the_merge,
 )
 from support.spark.spark_cluster import (
@@ -61,10 +62,7 @@ NOTICED = {
 """A host that is silent for 15 seconds is given up, in place of two minutes."""
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with spark_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
+cluster, engine, gate = cluster_loads.cluster, cluster_loads.engine, cluster_loads.gate
 
 
 @pytest.fixture(scope="module")
@@ -87,30 +85,10 @@ def driver(cluster: Cluster, tls: tuple[str, Path]) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def engine(fresh_database: str) -> Iterator[Engine]:
-    engine = opened(fresh_database)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
 def secure_url(tls: tuple[str, Path], fresh_database: str) -> str:
     """The test's database through TLS; the file of the root certificate is named as executors have it."""
     url = make_url(tls[0]).set(database=make_url(fresh_database).database)
     return url.update_query_dict({"sslrootcert": ROOT}).render_as_string(hide_password=False)
-
-
-@pytest.fixture
-def gate(engine: Engine) -> Iterator[Connection]:
-    """A session that holds the gate."""
-    with holding_gate(engine) as connection:
-        yield connection
-
-
-def emptied(engine: Engine) -> None:
-    """Take back what a load has done."""
-    execute(engine, "TRUNCATE effect, bulk_load, bulk_load_chunk", "UPDATE account SET balance = 0")
-    execute(engine, "DELETE FROM processed_message WHERE right(message_id, 1) <> '0'")
 
 
 @contextmanager
@@ -391,21 +369,9 @@ def test_a_host_that_is_frozen_within_a_copy_does_not_keep_its_chunk(
     cluster: Cluster, engine: Engine, fresh_database: str
 ) -> None:
     """No time-out of Postgres reaches a server process that reads a COPY."""
-    copying = "SELECT pid FROM pg_stat_activity WHERE query ~ '^COPY' AND state = 'active'"
-
-    def stopped_in_copy() -> tuple[int, psutil.Process] | None:
-        for (backend,) in rows(engine, copying):
-            worker = client_of(engine, backend)
-            worker.suspend()
-            waiting = f"{copying} AND pid = {backend} AND wait_event = 'ClientRead'"
-            if any(rows(engine, waiting) for _ in range(50)):
-                return backend, worker
-            worker.resume()
-        return None
-
     with cluster.driver(**NOTICED) as driver:
         driver.ask(**request(fresh_database, writer="copy", stalled_seconds=3))
-        backend, worker = wait_until(stopped_in_copy, "a task in its COPY", timeout=120, every=0.001)
+        backend, worker = stopped_in_copy(engine)
         executor = executor_of(worker)
         with frozen(cluster, host_of(worker)):
             report = driver.answer()

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DBAPIError
 
-from support.spark.bulk_load_moments import held
-from support.spark.purchases import GATE, WRITE_EFFECT, Books, Purchases, adds_up
+from support.spark.bulk_load_moments import connected
+from support.spark.bulk_loads import WRITERS
+from support.spark.purchases import WRITE_EFFECT, Books, Purchases, adds_up
 from support.waiting import wait_until
 from txbox.postgres.sqlstates import DEADLOCK_DETECTED, sqlstate
 from txbox_spark import BulkLoadReport, bulk_load, read_events
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the first needs a JVM, and a machine may be slow
 
 PURCHASES = Purchases.make(1_500, twice=100)
-REACHED_SECONDS = 90
 
 IN_ANY_ORDER = f"""
 {WRITE_EFFECT};
@@ -35,18 +35,6 @@ BEGIN
   END LOOP;
 END $each$"""
 """Locks the accounts one by one, in an order of each chunk's own."""
-
-UPWARDS = f"""
-{WRITE_EFFECT};
-DO $each$
-DECLARE added record;
-BEGIN
-  FOR added IN SELECT account_id, sum(amount) AS amount FROM fresh_event GROUP BY account_id ORDER BY account_id LOOP
-    UPDATE account SET balance = balance + added.amount WHERE account_id = added.account_id;
-    PERFORM pg_advisory_xact_lock_shared({GATE});
-  END LOOP;
-END $each$"""
-"""Locks the accounts one by one, the first one first, and then waits at the gate."""
 
 Load = Callable[..., BulkLoadReport]
 
@@ -65,32 +53,14 @@ def load(spark: "SparkSession", fresh_database: str, tmp_path: Path) -> Load:
 
 def deadlocks(engine: Engine) -> int:
     """How many deadlocks there were; a connection has told of its own at the latest when it has ended."""
+    wait_until(lambda: connected(engine) == 0, "all others are gone")
     with engine.connect() as connection:
-
-        def alone() -> bool:
-            with connection.begin():
-                others = connection.exec_driver_sql(
-                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-                    "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
-                )
-                return others.scalar_one() == 0
-
-        wait_until(alone, "all others are gone")
         found = connection.exec_driver_sql("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
         return int(found.scalar_one())
 
 
-@pytest.mark.parametrize(
-    ("writer", "parallelism"),
-    [
-        pytest.param("copy", 1, marks=pytest.mark.slow),
-        pytest.param("copy", 2),
-        pytest.param("copy", 4, marks=pytest.mark.slow),
-        pytest.param("jdbc", 1, marks=pytest.mark.slow),
-        pytest.param("jdbc", 2, marks=pytest.mark.slow),
-        pytest.param("jdbc", 4),
-    ],
-)
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("parallelism", [1, 2, 4])
 def test_chunks_that_lock_the_same_rows_in_different_orders_do_not_meet_in_a_deadlock(
     writer: str, parallelism: int, engine: Engine, books: Books, load: Load
 ) -> None:
@@ -102,64 +72,7 @@ def test_chunks_that_lock_the_same_rows_in_different_orders_do_not_meet_in_a_dea
     assert deadlocks(engine) == 0
 
 
-# Postgres looks for a deadlock once in each wait, when it has lasted deadlock_timeout. So whoever closes the circle
-# with a short one is the victim.
-
-
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
-def test_a_chunk_that_is_the_victim_of_a_deadlock_is_merged_once_more(
-    writer: str, engine: Engine, books: Books, load: Load
-) -> None:
-    """The chunk has the first account, the other the last, and waits for the first; then the chunk wants the last."""
-    with ThreadPoolExecutor(2) as pool:
-        with engine.connect() as other:
-            with held(engine, f"SELECT pg_advisory_xact_lock({GATE})"):
-                other.exec_driver_sql("SET deadlock_timeout = '60s'")
-                other.exec_driver_sql("UPDATE account SET balance = balance + 5 WHERE account_id = 7")
-                loading = pool.submit(load, deadlock_timeout="10ms", writer=writer, apply=UPWARDS)
-                reached(loading, lambda: books.waiting("advisory", GATE))
-                waiting = pool.submit(
-                    other.exec_driver_sql, "UPDATE account SET balance = balance - 5 WHERE account_id = 1"
-                )
-                reached(loading, lambda: books.waiting("transactionid"))
-            waiting.result(60)
-            other.commit()
-        report = loading.result(120)
-    assert report.attempts == 1, "the chunk has gone back to its savepoint, and no further"
-    adds_up(report, PURCHASES)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE account SET balance = balance - 5 WHERE account_id = 7")
-        connection.exec_driver_sql("UPDATE account SET balance = balance + 5 WHERE account_id = 1")
-    books.assert_exact(PURCHASES)
-    assert deadlocks(engine) == 1
-
-
-@pytest.mark.parametrize("writer", ["copy", pytest.param("jdbc", marks=pytest.mark.slow)])
-def test_a_chunk_goes_on_when_the_other_is_the_victim(writer: str, engine: Engine, books: Books, load: Load) -> None:
-    """The other has the last account, for which the chunk waits, and then wants the first, which the chunk has."""
-    with ThreadPoolExecutor(1) as pool:
-        with engine.connect() as other:
-            other.exec_driver_sql("SET deadlock_timeout = '10ms'")
-            other.exec_driver_sql("UPDATE account SET balance = balance + 5 WHERE account_id = 7")
-            loading = pool.submit(load, deadlock_timeout="60s", writer=writer, apply=UPWARDS)
-            reached(loading, lambda: books.waiting("transactionid"))
-            with pytest.raises(DBAPIError) as caught:
-                other.exec_driver_sql("UPDATE account SET balance = balance - 5 WHERE account_id = 1")
-            assert sqlstate(caught.value) == DEADLOCK_DETECTED
-            other.rollback()
-        report = loading.result(120)
-    assert report.attempts == 1
-    adds_up(report, PURCHASES)
-    books.assert_exact(PURCHASES)
-
-
-def reached(loading: "Future[BulkLoadReport]", moment: Callable[[], object]) -> None:
-    wait_until(lambda: loading.done() or moment(), "the load gets there", timeout=REACHED_SECONDS)
-    assert not loading.done(), loading.result()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("writer", WRITERS)
 def test_many_live_transactions_that_lock_in_any_order(writer: str, engine: Engine, books: Books, load: Load) -> None:
     """They move money to and fro, and come out at nothing."""
     ended = threading.Event()

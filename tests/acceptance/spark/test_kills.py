@@ -26,6 +26,7 @@ from support.spark.bulk_load_moments import (
     while_staging,
 )
 from support.spark.bulk_load_process import BulkLoadProcess
+from support.spark.bulk_loads import WRITERS
 from support.spark.purchases import APPLY, GATE, GATED, Books, adds_up
 from support.waiting import wait_until
 
@@ -52,12 +53,12 @@ def copy_of(url: str) -> Iterator[str]:
 
 
 MOMENTS = [
-    pytest.param("copy", while_copying, id="copy, while copying", marks=pytest.mark.slow),
-    pytest.param("copy", between_chunks, id="copy, between chunks", marks=pytest.mark.slow),
+    pytest.param("copy", while_copying, id="copy, while copying"),
+    pytest.param("copy", between_chunks, id="copy, between chunks"),
     pytest.param("copy", inside_a_chunk, id="copy, inside a chunk"),
     pytest.param("jdbc", while_staging, id="jdbc, while staging"),
     pytest.param("jdbc", between_chunks, id="jdbc, between chunks"),
-    pytest.param("jdbc", inside_a_chunk, id="jdbc, inside a chunk", marks=pytest.mark.slow),
+    pytest.param("jdbc", inside_a_chunk, id="jdbc, inside a chunk"),
 ]
 
 
@@ -108,8 +109,7 @@ def test_killed_at_any_moment(
         Books(other).assert_finished(again.run_id)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("writer", WRITERS)
 def test_a_resumed_run_waits_for_what_the_dead_one_has_left_in_the_database(
     writer: str, fresh_database: str, engine: Engine, books: Books, path: str, driver: Callable[[], BulkLoadProcess]
 ) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, make_url
 
 from support.postgres.tcp_proxy import TcpProxy
 from support.spark.bulk_load_moments import PURCHASES, gate
+from support.spark.bulk_loads import WRITERS
 from support.spark.purchases import GATE, GATED, Books, adds_up
 from support.waiting import wait_until
 from txbox.backoff import Backoff
@@ -90,7 +91,7 @@ def hear_nothing_of_its_commit(engine: Engine, proxy: TcpProxy) -> None:
     proxy.lose_next(reaches_server=True, quietly=True)
 
 
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize(
     "lose",
     [cut_all, terminate_the_chunk, lose_the_answer_to_its_commit, lose_its_commit, hear_nothing_of_its_commit],
@@ -117,7 +118,7 @@ def test_a_load_that_loses_its_connection_goes_on_and_is_exact(
     books.assert_finished(report.run_id)
 
 
-@pytest.mark.parametrize("writer", ["copy", pytest.param("jdbc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("writer", WRITERS)
 def test_a_load_whose_database_stays_away_says_so_and_can_be_resumed(
     writer: str,
     engine: Engine,

@@ -4,7 +4,6 @@ Whoever was first has applied it; the report and the workers' outcomes add up to
 """
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
-from sqlalchemy.orm import Session
 
 from support.spark.bulk_load_moments import PURCHASES
 from support.spark.bulk_loads import COPY_FIRST
 from support.spark.purchases import APPLY, GATE, GATED, Books, Purchases, adds_up, messages, settle
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work, make
-from txbox import Message, Outcome
+from txbox import Outcome
 from txbox.instrumentation import Event, Settled
 from txbox.postgres.sqlstates import is_retryable
 from txbox_spark import BulkLoadFailed, BulkLoadReport, bulk_load, read_events
@@ -146,78 +144,6 @@ def test_at_the_same_time(writer: str, isolation: str, books: Books, load: Load,
     failed = [event.error for event in settled if event.outcome is Outcome.FAILED]
     assert all(error is not None and is_retryable(error) for error in failed), failed
     books.assert_exact(PURCHASES, BEYOND)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("writer", COPY_FIRST)
-@pytest.mark.parametrize("commits", [True, False], ids=["worker commits", "worker rolls back"])
-def test_a_chunk_waits_for_a_worker_that_has_recorded_one_of_its_ids(
-    writer: str, commits: bool, books: Books, load: Load, live: Callable[..., Any]
-) -> None:
-    handling, go_on = threading.Event(), threading.Event()
-    runs = 0
-
-    def slowly(session: Session, message: Message) -> None:
-        nonlocal runs
-        runs += 1
-        handling.set()  # with the id in the inbox, and no account locked: it is for the id that the chunk waits
-        assert go_on.wait(REACHED_SECONDS + 30)
-        settle(session, message)
-        if not commits and runs == 1:
-            raise ValueError("not this time")
-
-    source = MemorySource(messages(PURCHASES, ["p001200"]))
-    with at_work(worker := live(source, handler=slowly)), ThreadPoolExecutor(1) as pool:
-        assert handling.wait(30)
-        try:
-            loading = pool.submit(load, writer=writer)
-            wait_until(
-                lambda: loading.done() or books.waiting("transactionid"), "a chunk waits", timeout=REACHED_SECONDS
-            )
-            assert not loading.done()
-        finally:
-            go_on.set()
-        report = loading.result(120)
-        assert source.wait_until_empty(60)
-    adds_up(report, PURCHASES, already=worker.counts.get(Outcome.PROCESSED, 0))
-    if commits:
-        assert worker.counts == {Outcome.PROCESSED: 1}, "the chunk has found out that it was second"
-    else:
-        assert worker.counts[Outcome.FAILED] == 1
-        assert worker.counts.get(Outcome.PROCESSED, 0) + worker.counts.get(Outcome.DUPLICATE, 0) == 1
-    books.assert_exact(PURCHASES)
-
-
-@pytest.mark.slow
-def test_a_chunk_that_meets_a_second_worker_while_it_makes_up_for_the_first(
-    books: Books, load: Load, live: Callable[..., Any]
-) -> None:
-    """The first turns its plain INSERT into a failure; the second has it find out by ON CONFLICT what to leave out."""
-    ids = ("p001300", "p001500")  # of one chunk
-    handling, go_on = threading.Barrier(3), {id_: threading.Event() for id_ in ids}
-
-    def slowly(session: Session, message: Message) -> None:
-        handling.wait(30)
-        assert go_on[message.id].wait(REACHED_SECONDS + 30)
-        settle(session, message)
-
-    workers = [live(MemorySource(messages(PURCHASES, [id_])), handler=slowly) for id_ in ids]
-    with at_work(*workers), ThreadPoolExecutor(1) as pool:
-        handling.wait(30)
-        try:
-            loading = pool.submit(load, writer="jdbc")
-            waited_for: set[str] = set()
-            for id_ in ids:
-                waited_for |= wait_until(
-                    lambda before=frozenset(waited_for): books.waited_for() - before, timeout=REACHED_SECONDS
-                )
-                go_on[id_].set()
-        finally:
-            for event in go_on.values():
-                event.set()
-        report = loading.result(120)
-    adds_up(report, PURCHASES, already=2)
-    books.assert_exact(PURCHASES)
 
 
 @pytest.mark.slow

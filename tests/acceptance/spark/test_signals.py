@@ -76,14 +76,7 @@ def test_interrupted(
     books.assert_finished(run_id)
 
 
-@pytest.mark.parametrize(
-    ("writer", "moment"),
-    [
-        pytest.param("copy", inside_a_chunk, id="copy, inside a chunk"),
-        pytest.param("jdbc", while_staging, id="jdbc, while staging", marks=pytest.mark.slow),
-        pytest.param("jdbc", inside_a_chunk, id="jdbc, inside a chunk", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("writer", "moment"), MOMENTS)
 def test_terminated(
     writer: str,
     moment: Moment,

@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import Engine
 
 from support.spark import sink_process
+from support.spark.bulk_loads import WRITERS
 from support.spark.sink_process import GATE
 from support.waiting import wait_until
 
@@ -101,8 +102,8 @@ def assert_applied_once(engine: Engine, expected: list[Event]) -> None:
     ("writer", "checkpoint"),
     [
         pytest.param("copy", "checkpoint", id="copy, checkpoint kept"),
-        pytest.param("copy", "another", id="copy, checkpoint lost", marks=pytest.mark.slow),
-        pytest.param("jdbc", "checkpoint", id="jdbc, checkpoint kept", marks=pytest.mark.slow),
+        pytest.param("copy", "another", id="copy, checkpoint lost"),
+        pytest.param("jdbc", "checkpoint", id="jdbc, checkpoint kept"),
         pytest.param("jdbc", "another", id="jdbc, checkpoint lost"),
     ],
 )
@@ -151,7 +152,7 @@ OPEN = "SELECT run_id FROM bulk_load WHERE finished_at IS NULL"
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("writer", WRITERS)
 def test_a_stream_that_is_restarted_again_and_again(engine: Engine, start: Start, landing: Path, writer: str) -> None:
     """It is killed at random moments, between batches and within; each third time its checkpoint is lost."""
     expected = [event for file in FILES for event in file]

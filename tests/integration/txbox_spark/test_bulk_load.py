@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from opentelemetry.trace import StatusCode
 from pyspark.sql import SparkSession
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Engine
 
 from integration.test_rights import granted
 from support.spark.bulk_loads import (
     ADD_UP,
-    APPLY,
     COPY_FIRST,
     SUBSCRIBER,
     WRITE_EFFECT,
@@ -26,34 +25,12 @@ from support.spark.bulk_loads import (
 )
 from support.txbox.traces import Traces, attributes, parent, span_id
 from txbox import SchemaMissing
-from txbox_spark import BulkLoadFailed, JobProgress, SparkSetupError
+from txbox_spark import JobProgress, SparkSetupError
 
 by_both = pytest.mark.parametrize("writer", WRITERS)
 by_copy_first = pytest.mark.parametrize("writer", COPY_FIRST)
 
 PAGE = Path(__file__).parents[3] / "docs" / "bulk-loads.md"
-
-
-@by_both
-def test_into_an_empty_inbox(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
-    events = purchases(450)
-    report = load(frame(spark, events), schema_url, writer, source=None)
-    assert counts(report) == {
-        "read": 450, "rejected": 0, "duplicate_in_source": 0, "already_processed": 0, "applied": 450
-    }  # fmt: skip
-    assert (report.writer, report.attempts, report.chunks, report.rejected_sample) == (writer, 1, 5, ())
-    assert report.subscriber_id == SUBSCRIBER
-    books.require_applied(events)
-    assert books.staging_tables() == []
-    assert books.chunks(report.run_id) == [0, 1, 2, 3, 4]
-    ledger = books.ledger(report.run_id)
-    assert ledger["finished_at"] is not None
-    assert (ledger["error"], ledger["staging_table"], ledger["rows_read"], ledger["rows_rejected"]) == (
-        None,
-        None,
-        450,
-        0,
-    )
 
 
 @by_both
@@ -77,23 +54,10 @@ def test_spans_and_progress_tell_of_its_stages_and_its_chunks(
     times = [(merge.start_time, span.start_time, span.end_time, merge.end_time) for span in chunks]
     assert all(sorted(some, key=lambda time: time or 0) == list(some) for some in times)
     assert {span.status.status_code for span in chunks} == {StatusCode.UNSET}
-
-
-@by_both
-def test_a_chunk_that_fails_is_a_span_that_says_so(
-    spark: SparkSession, books: Books, schema_url: str, writer: str
-) -> None:
     traces = Traces()
-    with pytest.raises(BulkLoadFailed):
-        load(
-            frame(spark, purchases(50)),
-            schema_url,
-            writer,
-            apply="SELECT count(*) / 0 FROM fresh_event",
-            tracing=traces.tracing,
-        )
+    failing = "SELECT count(*) / 0 FROM fresh_event"
+    failed(frame(spark, purchases(50, start=300)), schema_url, writer, "", apply=failing, tracing=traces.tracing)
     chunks = traces.named("txbox.bulk_load chunk")
-    assert chunks
     assert {span.status.status_code for span in chunks} == {StatusCode.ERROR}
 
 
@@ -110,6 +74,14 @@ def test_into_an_inbox_that_has_some_of_them(spark: SparkSession, books: Books, 
     }  # fmt: skip
     books.require_applied(new, recorded=[*known, "of-another-archive"])
     assert books.inbox("shipping") == sorted(str(one[0]) for one in events)
+    assert (report.writer, report.attempts, report.chunks, report.rejected_sample) == (writer, 1, 6, ())
+    assert report.subscriber_id == SUBSCRIBER
+    assert books.chunks(report.run_id) == [0, 1, 2, 3, 4, 5]
+    assert books.staging_tables() == []
+    ledger = books.ledger(report.run_id)
+    assert ledger["finished_at"] is not None
+    columns = ("error", "staging_table", "rows_read", "rows_rejected")
+    assert [ledger[column] for column in columns] == [None, None, 550, 0]
 
 
 @by_both
@@ -174,20 +146,6 @@ def test_a_callable_of_a_module(
     books.require_applied(events)
 
 
-@by_both
-def test_a_closure(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
-    statements = [WRITE_EFFECT, ADD_UP]
-
-    def apply(connection: Connection) -> None:
-        assert type(connection).__name__ == "Connection"
-        for statement in statements:
-            connection.execute(text(statement))
-
-    events = purchases(250)
-    assert load(frame(spark, events), schema_url, writer, apply=apply).applied == 250
-    books.require_applied(events)
-
-
 @by_copy_first
 def test_tables_missing(spark: SparkSession, fresh_database: str, writer: str) -> None:
     with pytest.raises(SchemaMissing, match="processed_message does not exist; create it with `txbox db upgrade`"):
@@ -246,47 +204,18 @@ def test_what_is_probably_not_meant_is_warned_of(
     assert caplog.messages == []
 
 
-@by_both
 def test_a_driver_that_is_missing_is_told_before_anything_is_read(
-    spark: SparkSession, books: Books, schema_url: str, writer: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(_: SparkSession) -> None:
         raise SparkSetupError("there is no driver")
 
     monkeypatch.setattr("txbox_spark.loading.loader.require_jdbc_driver", missing)
     told: list[JobProgress] = []
-    if writer == "jdbc":
-        with pytest.raises(SparkSetupError):
-            load(frame(spark, purchases(3)), schema_url, writer, on_progress=told.append)
-        assert told == []
-    else:
-        assert load(frame(spark, purchases(3)), schema_url, writer).applied == 3
-
-
-@by_copy_first
-@pytest.mark.parametrize(
-    ("apply", "said"),
-    [
-        (
-            "SELECT 1;\nSELECT 2 FROM\n  acount;",
-            'failed: relation "acount" does not exist (line 3 of the statements) (',
-        ),
-        ("SELECT count(*) / 0 FROM fresh_event", "failed: division by zero ("),
-        (
-            f"BEGIN; {APPLY}; COMMIT",
-            "failed: the chunk is the transaction: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out (",
-        ),
-        (
-            "INSERT INTO account SELECT 1, event_id FROM fresh_event",
-            "(line 1 of the statements); You will need to rewrite or cast the expression (",
-        ),
-    ],
-)
-def test_what_is_wrong_with_the_statements(
-    spark: SparkSession, books: Books, schema_url: str, writer: str, apply: str, said: str
-) -> None:
-    wrong = failed(frame(spark, purchases(3)), schema_url, writer, "applying the events", apply=apply)
-    assert said in str(wrong)
+    with pytest.raises(SparkSetupError):
+        load(frame(spark, purchases(3)), schema_url, "jdbc", on_progress=told.append)
+    assert told == []
+    assert load(frame(spark, purchases(3)), schema_url, "copy").applied == 3
 
 
 @by_both

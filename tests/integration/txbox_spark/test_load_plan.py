@@ -118,18 +118,6 @@ def test_nested_and_dirty_events_are_judged_by_the_fields_of_the_effect(
     assert "no value, and it is required" in str(plan.rejected_causes)
 
 
-def test_dirty_csv_is_judged_as_the_load_judges_it(
-    spark: SparkSession, books: Books, schema_url: str, tmp_path: Path
-) -> None:
-    lines = ["event_id,account_id,amount", "a,1,5", "b,one,5", "c,1,12.5", ",1,5", "a,1,5", "d,1,5,6", "e,1,"]
-    (file := tmp_path / "dirty.csv").write_text("\n".join(lines))
-    events = read_events(spark, [str(file)], schema="event_id string, account_id int, amount bigint")
-    plan = planned(events, schema_url)
-    report = load(events, schema_url, "copy")
-    assert (plan.rejected, plan.to_apply) == (report.rejected, report.applied) == (4, 2)
-    assert plan.duplicate_in_source == report.duplicate_in_source == 1
-
-
 @pytest.mark.parametrize(
     ("apply", "said"),
     [

@@ -1,7 +1,7 @@
 """What surrounds a bulk load: encodings, time zones, search paths, limits, and a source that changes."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow
@@ -12,7 +12,6 @@ from sqlalchemy.pool import NullPool
 
 from support.spark.bulk_load_moments import database
 from support.spark.bulk_loads import APPLY, COLUMNS, COPY_FIRST, Books, failed, frame, load, purchases
-from txbox import InvalidConfiguration
 from txbox_spark import BulkLoadFailed
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 
@@ -66,26 +65,6 @@ def test_times_of_an_events_own_session(spark: SparkSession, books: Books, schem
     assert books.rows("SELECT t = '2026-01-01 12:00Z', more = ARRAY['2026-01-01 12:00Z'::timestamptz] FROM loaded") == [
         (True, True)
     ]
-
-
-def test_a_database_that_is_not_utf_8(spark: SparkSession, make_database: Callable[..., str], writer: str) -> None:
-    """One id outside of its characters could not be kept."""
-    url = make_database("ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
-    with pytest.raises(InvalidConfiguration, match="has the encoding LATIN1"):
-        load(frame(spark, purchases(2)), url, writer)
-
-
-def test_sessions_that_are_not_utf_8(spark: SparkSession, make_database: Callable[..., str], writer: str) -> None:
-    """An id that a worker has recorded is the same id, and texts are the same texts."""
-    url = make_database()
-    configure(url, client_encoding="LATIN1")
-    books = Books(database(url))
-    books.record(["Müller-1"])
-    events = frame(spark, [("Müller-1", "naïve"), ("Müller-2", "café")], "event_id string, said string")
-    report = load(events, url, writer, apply="CREATE TABLE loaded AS TABLE fresh_event")
-    assert (report.already_processed, report.applied) == (1, 1)
-    assert books.inbox() == ["Müller-1", "Müller-2"]
-    assert books.rows("SELECT event_id, said FROM loaded") == [("Müller-2", "café")]
 
 
 def test_a_table_that_would_hide_the_events(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
 from sqlalchemy import Connection, Engine, create_engine
 
-from support.spark.spark_cluster import Driver
+from support.spark.spark_cluster import Cluster, Driver, client_of, spark_cluster
 from support.waiting import wait_until
 from txbox import Inbox
 from txbox.schema import tables
@@ -35,16 +37,38 @@ SPECIAL = f"e{DISTINCT - 1:07}"
 CHUNKS = {"parallelism": 4, "chunk_rows": 1_500}
 
 
-def opened(url: str) -> Engine:
-    """Return an engine on an empty database, which gets our tables, the business's, and some ids in the inbox."""
-    engine = create_engine(url, pool_size=20)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A master and two workers."""
+    with spark_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def engine(fresh_database: str) -> Iterator[Engine]:
+    """An engine on a database of the test's own, with our tables, the business's, and some ids in the inbox."""
+    engine = create_engine(fresh_database, pool_size=20)
     with engine.begin() as connection:
         tables().metadata.create_all(connection)
         connection.exec_driver_sql("CREATE TABLE effect (event_id text NOT NULL)")
         connection.exec_driver_sql("CREATE TABLE account (account_id int PRIMARY KEY, balance bigint NOT NULL)")
         connection.exec_driver_sql("INSERT INTO account SELECT n, 0 FROM generate_series(0, 6) AS n")
         Inbox("billing").record_many(connection, [f"e{number:07}" for number in range(0, DISTINCT, 10)])
-    return engine
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def gate(engine: Engine) -> Iterator[Connection]:
+    """A session that holds the gate."""
+    with holding_gate(engine) as connection:
+        yield connection
+
+
+def emptied(engine: Engine) -> None:
+    """Take back what a load has done."""
+    execute(engine, "TRUNCATE effect, bulk_load, bulk_load_chunk", "UPDATE account SET balance = 0")
+    execute(engine, "DELETE FROM processed_message WHERE right(message_id, 1) <> '0'")
 
 
 def execute(engine: Engine, *statements: str) -> None:
@@ -74,6 +98,24 @@ def holding_gate(engine: Engine) -> Iterator[Connection]:
         connection.exec_driver_sql(f"SELECT pg_advisory_lock({GATE})")
         yield connection
         connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
+
+
+def stopped_in_copy(engine: Engine) -> tuple[int, psutil.Process]:
+    """Stop a task in its COPY; return its server process and its Python."""
+    copying = "SELECT pid FROM pg_stat_activity WHERE query ~ '^COPY' AND state = 'active'"
+
+    def stopped() -> tuple[int, psutil.Process] | None:
+        for (backend,) in rows(engine, copying):
+            worker = client_of(engine, backend)
+            worker.suspend()
+            # All that was sent has arrived when the server waits for more, so it is not the end that it will read.
+            waiting = f"{copying} AND pid = {backend} AND wait_event = 'ClientRead'"
+            if any(rows(engine, waiting) for _ in range(50)):
+                return backend, worker
+            worker.resume()
+        return None
+
+    return wait_until(stopped, "a task in its COPY", timeout=120, every=0.001)
 
 
 def open_gate(gate: Connection) -> None:

@@ -239,12 +239,3 @@ def test_places(spark: SparkSession, database_url: str, odd_place: tuple[Engine,
                  "AND relname LIKE '%staging%'"), {"schema": schema},
         )  # fmt: skip
         assert left.all() == []
-
-
-def test_the_default_writer_is_copy_where_executors_have_psycopg(
-    spark: SparkSession, books: Books, schema_url: str
-) -> None:
-    events = purchases(120)
-    report = load(frame(spark, events), schema_url, "auto")
-    assert (report.writer, report.writer_reason) == ("copy", "the executors have psycopg and reach Postgres")
-    books.require_applied(events)

@@ -16,11 +16,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from support.spark.bulk_loads import SUBSCRIBER, Books
 from support.waiting import wait_until
 from txbox import (
-    DeadLetter,
-    DeadLetters,
     EffectFailed,
     Outbox,
-    Reason,
     SqlEffect,
     StatementLeftOpen,
     TransactionAborted,
@@ -176,21 +173,6 @@ def test_live_workers_are_faster_with_all(
         worker.commit()
         assert merging.result(20) == 0
     require_merged(books, but=tuple(one for one, *_ in EVENTS))
-
-
-def test_another_subscriber_is_nothing_to_it(books: Books, merge: Callable[..., "Future[int | None]"]) -> None:
-    books.record([one for one, *_ in EVENTS], subscriber="shipping")
-    assert merge().result(20) == len(EVENTS)
-    require_merged(books)
-
-
-def test_what_is_parked_is_counted_and_not_applied(
-    engine: Engine, books: Books, merge: Callable[..., "Future[int | None]"]
-) -> None:
-    DeadLetters(engine).park(DeadLetter(SUBSCRIBER, "e3", Reason.FAILED, "no", 3, "queue", b""))
-    assert merge().result(20) == len(EVENTS) - 1
-    assert "e3" not in {one for one, *_ in books.effects()}
-    assert books.rows("SELECT already_processed, parked, applied FROM bulk_load_chunk") == [(1, 1, len(EVENTS) - 1)]
 
 
 @pytest.mark.parametrize("first_ends", ["commit", "rollback"])
@@ -532,9 +514,14 @@ def test_an_effect_that_ends_the_transaction(
         ("CALL commit_it()", "invalid transaction termination"),
         ("DO $x$ BEGIN COMMIT; END $x$", "invalid transaction termination"),
         ("$txbox$; COMMIT; --", "unterminated dollar-quoted string"),
+        ("\nSELECT 2 FROM\n  acount;", r'relation "acount" does not exist \(line 7 of the statements\)'),
+        (
+            "INSERT INTO account SELECT 1, message_id FROM fresh_event",
+            r"\(line 5 of the statements\); You will need to rewrite or cast the expression",
+        ),
     ],
 )
-def test_statements_that_end_the_transaction(
+def test_statements_that_end_the_transaction_or_are_wrong(
     books: Books, merge: Callable[..., "Future[int | None]"], statements: str, why: str
 ) -> None:
     books.run("CREATE PROCEDURE commit_it() LANGUAGE plpgsql AS $$ BEGIN COMMIT; END $$")

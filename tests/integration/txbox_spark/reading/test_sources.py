@@ -92,10 +92,6 @@ class TestJson:
             ("008", Decimal("1234.5"), 2, [Row(price=Decimal("0.255"))], None),
         ]
 
-    def test_malformed_lines_stay_where_columns_are_found(self, read: Read) -> None:
-        frame = read("events.json", '{"event_id":"a"}\n{broken\n')
-        assert frame.select("event_id", CORRUPT_RECORD).collect() == [("a", None), (None, "{broken")]
-
     def test_compressed_and_several(self, spark: SparkSession, tmp_path: Path, write: Write) -> None:
         (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"event_id":"b"}\n'))
         paths = [write("a.jsonl", '{"event_id":"a"}\n'), str(tmp_path / "b.jsonl.gz")]
@@ -165,12 +161,6 @@ class TestWhatCannotBeRead:
             read_events(spark, [str(tmp_path)], schema=SCHEMA)
         options = {"recursiveFileLookup": "true"}
         assert read_events(spark, [str(tmp_path)], schema=SCHEMA, options=options).count() == 1
-
-    def test_folders_named_by_a_key_are_not_passed_over(
-        self, spark: SparkSession, tmp_path: Path, write: Write
-    ) -> None:
-        write("day=5/events.jsonl", '{"event_id":"a"}\n')
-        assert [row.day for row in read_events(spark, [str(tmp_path)], schema=SCHEMA).collect()] == ["5"]
 
 
 class TestValuesInNamesOfFolders:

@@ -2,10 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from sqlalchemy import Connection, Engine
 
@@ -16,27 +14,21 @@ from support.spark.cluster_loads import (
     SPECULATING,
     assert_exact,
     at_the_gate,
+    emptied,
     execute,
     failed_tasks,
-    holding_gate,
     open_gate,
     python_without,
     request,
     rows,
     speculated,
+    stopped_in_copy,
     wait_in_the_merge,
 )
 from support.spark.spark_cluster import HOSTS, Cluster, client_of, executor_of, host_of
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def gate(engine: Engine) -> Iterator[Connection]:
-    """A session that holds the gate."""
-    with holding_gate(engine) as connection:
-        yield connection
 
 
 def wait_before_the_first_claim(engine: Engine) -> None:
@@ -85,8 +77,7 @@ def test_auto_is_copy_where_executors_have_psycopg_and_jdbc_elsewhere(
         assert (report["writer"], report["writer_reason"]) == ("copy", "the executors have psycopg and reach Postgres")
         assert_exact(engine, report)
 
-        execute(engine, "TRUNCATE effect, bulk_load, bulk_load_chunk", "UPDATE account SET balance = 0")
-        execute(engine, "DELETE FROM processed_message WHERE right(message_id, 1) <> '0'")
+        emptied(engine)
         report = driver.load(**request(fresh_database, writer="auto"), python=python_without(tmp_path, "psycopg"))
         assert report["writer"] == "jdbc"
         assert report["writer_reason"].endswith(" has no psycopg")
@@ -108,7 +99,6 @@ def test_auto_is_copy_where_executors_have_psycopg_and_jdbc_elsewhere(
 # --- tasks that are killed -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["the Python worker", "the executor"])
 def test_a_task_of_copy_that_is_killed_in_the_merge_is_run_again(
     cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection, victim: str
@@ -129,26 +119,12 @@ def test_a_task_of_copy_that_is_killed_in_the_merge_is_run_again(
     assert failed_tasks(driver), "a task has failed"
 
 
-@pytest.mark.slow
 def test_a_task_of_copy_that_is_killed_in_its_copy_is_run_again(
     cluster: Cluster, engine: Engine, fresh_database: str
 ) -> None:
-    copying = "SELECT pid FROM pg_stat_activity WHERE query ~ '^COPY' AND state = 'active'"
-
-    def stopped_in_copy() -> psutil.Process | None:
-        for (backend,) in rows(engine, copying):
-            worker = client_of(engine, backend)
-            worker.suspend()
-            # All that was sent has arrived when the server waits for more, so it is not the end that it will read.
-            waiting = f"{copying} AND pid = {backend} AND wait_event = 'ClientRead'"
-            if any(rows(engine, waiting) for _ in range(50)):
-                return worker
-            worker.resume()
-        return None
-
     with cluster.driver() as driver:
         driver.ask(**request(fresh_database, writer="copy"))
-        worker = wait_until(stopped_in_copy, "a task in its COPY", timeout=120, every=0.001)
+        _, worker = stopped_in_copy(engine)
         worker.kill()
         report = driver.answer()
     assert_exact(engine, report)
@@ -156,7 +132,6 @@ def test_a_task_of_copy_that_is_killed_in_its_copy_is_run_again(
     assert failed_tasks(driver)
 
 
-@pytest.mark.slow
 def test_a_staging_task_that_is_killed_in_its_commit_stages_its_rows_twice(
     cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
 ) -> None:
@@ -188,7 +163,6 @@ def kill_executor_at_the_gate(engine: Engine, seen: set[int]) -> None:
     executor_of(client_of(engine, min(arrived))).kill()
 
 
-@pytest.mark.slow
 def test_deaths_of_executors_end_a_load_only_if_no_chunk_is_merged_between(
     cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
 ) -> None:
@@ -212,7 +186,6 @@ def test_deaths_of_executors_end_a_load_only_if_no_chunk_is_merged_between(
     assert_exact(engine, report)
 
 
-@pytest.mark.slow
 def test_events_are_staged_again_if_executors_die_as_often_as_spark_bears(
     cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
 ) -> None:
@@ -229,7 +202,6 @@ def test_events_are_staged_again_if_executors_die_as_often_as_spark_bears(
 # --- tasks that run twice at once ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_speculative_attempt_waits_for_the_first_and_finds_the_chunk_done(
     cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
 ) -> None:
@@ -246,7 +218,6 @@ def test_a_speculative_attempt_waits_for_the_first_and_finds_the_chunk_done(
     assert speculated(driver)
 
 
-@pytest.mark.slow
 def test_a_speculative_attempt_that_is_faster_merges_and_the_first_finds_the_chunk_done(
     cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
 ) -> None:
@@ -265,7 +236,6 @@ def test_a_speculative_attempt_that_is_faster_merges_and_the_first_finds_the_chu
     assert "TaskKilled" in [event["Task End Reason"]["Reason"] for event in driver.events("TaskEnd")]
 
 
-@pytest.mark.slow
 def test_a_speculative_staging_task_stages_its_rows_twice(
     cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
 ) -> None:

@@ -3,11 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from psycopg import sql
 
 from txbox.postgres.sql import quote
-from txbox_spark.loading.ledger import LedgerStatements
-from txbox_spark.loading.staging_table import creation
 from txbox_spark.merging.effect_runner import in_one_statement
 
 
@@ -45,19 +42,3 @@ def test_a_script_cannot_end_its_own_quotes(tag: str) -> None:
 @given(some.text(some.sampled_from("$txbo_dxo ;'")))
 def test_no_script_can(script: str) -> None:
     test_a_script_cannot_end_its_own_quotes(script)
-
-
-def test_bounds_are_literals() -> None:
-    created = creation("s", "t", (), ["it's", "back\\slash", "100 %"], "columns: 100 %")
-    assert len(created) == 6
-    assert created[1].endswith(" IS 'columns: 100 %%'")  # as psycopg's placeholders need it
-    assert "FROM (MINVALUE) TO ('it''s')" in created[2]
-    assert r"E'back\\slash'" in created[3]
-    assert "'100 %%'" in created[4]
-    assert "TO (MAXVALUE)" in created[5]
-    assert sql.Literal("it's").as_string(None) == "'it''s'"
-
-
-def test_odd_names_are_quoted_for_placeholders() -> None:
-    made = LedgerStatements("per%cent", "100%_")
-    assert '"per%%cent"."100%%_bulk_load"' in made.read_run

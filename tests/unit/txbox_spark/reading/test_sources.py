@@ -1,18 +1,8 @@
 """Formats by names of files, and exact numbers for JSON: no Spark session is needed to decide these."""
 
 import pytest
-from pyspark.sql.types import (
-    ArrayType,
-    DecimalType,
-    DoubleType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
 
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.files.json_values import _has_floats, _without_floats
 from txbox_spark.reading.sources import _format
 
 
@@ -58,28 +48,3 @@ def test_a_format_that_is_not_clear_is_refused(
 ) -> None:
     with pytest.raises(SourceError, match=why):
         _format(wanted, paths, files)
-
-
-def test_floats_become_decimals_and_nothing_else_does() -> None:
-    plain = StructType(
-        [
-            StructField("id", StringType()),
-            StructField("count", LongType()),
-            StructField("amount", DoubleType()),
-            StructField("huge", DoubleType()),
-            StructField("lines", ArrayType(StructType([StructField("price", DoubleType())]))),
-        ]
-    )
-    decimals = StructType(
-        [
-            StructField("id", DecimalType(3, 0)),
-            StructField("count", LongType()),
-            StructField("amount", DecimalType(5, 2)),
-            StructField("huge", DoubleType()),
-            StructField("lines", ArrayType(StructType([StructField("price", DecimalType(4, 3))]))),
-        ]
-    )
-    assert _has_floats(plain)
-    assert _without_floats(plain, decimals).simpleString() == (
-        "struct<id:string,count:bigint,amount:decimal(5,2),huge:double,lines:array<struct<price:decimal(4,3)>>>"
-    )
