@@ -12,7 +12,8 @@ import psutil
 import pytest
 from sqlalchemy import Engine
 
-from support.spark.bulk_loads import APPLY, COLUMNS, SUBSCRIBER, Books, Purchase, purchases
+from support.spark.bulk_loads import APPLY, COLUMNS, SUBSCRIBER, Books, Purchase, as_dicts, purchases
+from support.spark.event_files import drop
 from support.waiting import wait_until
 
 pytest.importorskip("pyspark.pipelines", reason="declarative pipelines need Spark 4.1")
@@ -78,12 +79,7 @@ class Pipeline:
 
     def drop(self, events: list[Purchase]) -> None:
         """Put a file into the folder, whole at once."""
-        names = [column.split()[0] for column in COLUMNS.split(", ")]
-        made = self._folder / "made.json"
-        made.write_text("\n".join(json.dumps(dict(zip(names, one, strict=True))) for one in events))
-        number = len(list((self._folder / "landing").iterdir()))
-        os.utime(made, (1_000_000_000 + number,) * 2)  # Spark reads them by their times
-        made.rename(self._folder / "landing" / f"{number}.json")
+        drop(self._folder / "landing", as_dicts(events))
 
     def start(self, *options: str) -> "subprocess.Popen[str]":
         """Start a run, from another folder than the pipeline's."""

@@ -1,11 +1,8 @@
 """A stream through the inbox, by a real Spark and a real Postgres; what to expect is worked out in Python."""
 
-import json
 import logging
-import os
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,8 @@ from pyspark.sql.streaming.listener import (
 )
 from sqlalchemy import Engine
 
-from support.spark.bulk_loads import COPY_FIRST
+from support.spark.bulk_loads import APPLY, COLUMNS, COPY_FIRST, Books
+from support.spark.event_files import drop
 from support.waiting import wait_until
 from txbox import Inbox, SchemaMissing
 from txbox.instrumentation import BulkLoaded
@@ -32,13 +30,6 @@ from txbox_spark import BulkLoadReport, SparkSetupError, require_jdbc_driver
 from txbox_spark.loading.writer import FEW
 from txbox_spark.sink import BatchFailed, inbox_sink
 
-SCHEMA = "event_id string, account int, amount int"
-APPLY = """
-INSERT INTO effect SELECT event_id FROM fresh_event;
-UPDATE account SET balance = balance + added.amount
-FROM (SELECT account, sum(amount) AS amount FROM fresh_event GROUP BY account) AS added
-WHERE account.account_id = added.account
-"""
 WRONG = "INSERT INTO effect SELECT event_id FROM fresh_event; UPDATE no_such_table SET balance = 0"
 GATE = 4711
 """The advisory lock that a test holds to keep a batch in its apply."""
@@ -48,7 +39,7 @@ Reports = list[tuple[int, BulkLoadReport]]
 
 
 def events(numbers: Iterable[int]) -> list[Event]:
-    return [{"event_id": f"e{number:05}", "account": number % 7, "amount": number % 11 - 5} for number in numbers]
+    return [{"event_id": f"e{number:05}", "account_id": number % 7, "amount": number % 11 + 1} for number in numbers]
 
 
 class Stream:
@@ -61,24 +52,16 @@ class Stream:
         self.reports: Reports = []
         self.queries: list[StreamingQuery] = []
         self.dropped: list[Event] = []
-        with engine.begin() as connection:
-            connection.exec_driver_sql("CREATE TABLE effect (event_id text NOT NULL)")
-            connection.exec_driver_sql("CREATE TABLE account (account_id int PRIMARY KEY, balance bigint NOT NULL)")
-            connection.exec_driver_sql("INSERT INTO account SELECT n, 0 FROM generate_series(0, 6) AS n")
+        self.books = Books(engine)
+        self.rows = self.books.rows
 
     def drop(self, rows: list[Event]) -> None:
         """Put a file into the folder, whole at once."""
         self.dropped += rows
-        number = len(list(self.landing.iterdir()))
-        path = self.landing / f"{number:04}.json"
-        hidden = path.with_name(f"_{path.name}")
-        hidden.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-        # Spark takes the oldest file first, and files that are written one after another may be of one time.
-        os.utime(hidden, (1_000_000_000 + number, 1_000_000_000 + number))
-        hidden.rename(path)
+        drop(self.landing, rows)
 
     def read(self) -> DataFrame:
-        return self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self.landing))
+        return self.spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).json(str(self.landing))
 
     def sink(self, **arguments: Any) -> Callable[[DataFrame, int], None]:
         settings = {
@@ -109,30 +92,14 @@ class Stream:
         finally:
             query.stop()
 
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        with self.engine.connect() as connection:
-            return [tuple(row) for row in connection.exec_driver_sql(sql)]
-
     def assert_applied_once(self, expected: Iterable[Event]) -> None:
-        first = {event["event_id"]: event for event in expected}
-        balances = Counter(dict.fromkeys(range(7), 0))
-        for event in first.values():
-            balances[event["account"]] += event["amount"]
-        assert sorted(self.rows("SELECT event_id FROM effect")) == sorted((one,) for one in first)
-        assert dict(self.rows("SELECT * FROM account")) == dict(balances)
-        assert sorted(self.rows("SELECT message_id FROM processed_message")) == sorted((one,) for one in first)
+        self.books.require_applied((one["event_id"], one["account_id"], one["amount"]) for one in expected)
 
     def ledger(self) -> list[tuple[Any, ...]]:
         """The runs that the ledger holds, and how many chunks of each."""
         return self.rows(
             "SELECT run_id, count(chunk.chunk) FROM bulk_load AS run "
             "FULL JOIN bulk_load_chunk AS chunk USING (run_id) GROUP BY run_id"
-        )
-
-    def staging_tables(self) -> list[tuple[Any, ...]]:
-        return self.rows(
-            "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace "
-            "AND relname LIKE 'bulk_load_staging%%'"
         )
 
 
@@ -179,7 +146,7 @@ def test_duplicates_in_and_across_batches_are_applied_once(stream: Stream, write
         assert report.writer == writer
         seen |= ids
     assert stream.ledger() == []
-    assert stream.staging_tables() == []
+    assert stream.books.staging_tables() == []
 
 
 def test_a_live_worker_records_some_of_the_events_before_and_meanwhile(
@@ -193,10 +160,10 @@ def test_a_live_worker_records_some_of_the_events_before_and_meanwhile(
             with engine.begin() as connection:
                 if inbox.record(connection, event["event_id"]):
                     first += 1
-                    connection.exec_driver_sql("INSERT INTO effect VALUES (%s)", (event["event_id"],))
+                    connection.exec_driver_sql("INSERT INTO effect VALUES (%s, %s, %s)", tuple(event.values()))
                     connection.exec_driver_sql(
                         "UPDATE account SET balance = balance + %s WHERE account_id = %s",
-                        (event["amount"], event["account"]),
+                        (event["amount"], event["account_id"]),
                     )
         return first
 
@@ -216,7 +183,7 @@ def test_a_live_worker_records_some_of_the_events_before_and_meanwhile(
 
 def test_rejected_rows_are_counted_logged_kept_and_told(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     loaded: list[TxboxEvent] = []
-    bad = [{"event_id": None, "account": 1, "amount": 77}, {"event_id": "", "account": 1, "amount": 78}]
+    bad = [{"event_id": None, "account_id": 1, "amount": 77}, {"event_id": "", "account_id": 1, "amount": 78}]
     stream.drop([*events(range(5)), *bad])
     with caplog.at_level(logging.WARNING, "txbox"):
         stream.run(stream.sink(rejected_to="table:kept", hooks=[loaded.append]))
@@ -260,7 +227,7 @@ def test_the_progress_of_the_query_and_our_event_are_of_one_batch(stream: Stream
     stream.spark.streams.addListener(listener)
     try:
         stream.drop(events(range(30)))
-        stream.drop([*events(range(20, 50)), {"event_id": None, "account": 1, "amount": 77}])
+        stream.drop([*events(range(20, 50)), {"event_id": None, "account_id": 1, "amount": 77}])
         observed = stream.read().observe("rows", functions.count("*").alias("rows"))
         stream.run(stream.sink(hooks=[hook], on_progress=lambda one: stages.add(one.stage)), observed)
         wait_until(lambda: len([one for one in seen if one[0].numInputRows]) == 2, "the listener is told of both")
@@ -313,7 +280,7 @@ def test_a_wrong_apply_ends_the_query_and_it_goes_on_when_mended(stream: Stream,
     assert [(number, report.applied) for number, report in stream.reports] == [(0, 30), (1, 30), (2, 10)]
     assert (stream.reports[1][1].run_id, stream.reports[1][1].attempts) == (run, 2)
     assert stream.ledger() == []
-    assert stream.staging_tables() == []
+    assert stream.books.staging_tables() == []
 
 
 def test_a_checkpoint_that_is_lost_means_only_that_everything_is_read_again(stream: Stream) -> None:
@@ -322,7 +289,7 @@ def test_a_checkpoint_that_is_lost_means_only_that_everything_is_read_again(stre
     stream.run(stream.sink())
     stream.drop(events(range(120, 180)))
     # Other batches than before: all files in one.
-    everything = stream.spark.readStream.schema(SCHEMA).json(str(stream.landing))
+    everything = stream.spark.readStream.schema(COLUMNS).json(str(stream.landing))
     stream.run(stream.sink(), everything, "another-checkpoint")
     stream.assert_applied_once(stream.dropped)
     assert [report.read for _, report in stream.reports] == [60, 60, 60, 240]
@@ -454,23 +421,23 @@ def test_a_stateful_query(stream: Stream) -> None:
 
 
 def test_without_tables_it_says_so(stream: Stream) -> None:
-    batch = stream.spark.createDataFrame([("e1", 1, 1)], SCHEMA)
+    batch = stream.spark.createDataFrame([("e1", 1, 1)], COLUMNS)
     with pytest.raises(SchemaMissing):
         stream.sink(schema="no_such_schema")(batch, 0)
 
 
 def test_a_batch_without_executors_chooses_no_writer_for_the_next(stream: Stream, tmp_path: Path) -> None:
-    (tmp_path / "one.jsonl").write_text('{"event_id": "e00001", "account": 1, "amount": -4}')
+    (tmp_path / "one.jsonl").write_text('{"event_id": "e00001", "account_id": 1, "amount": 2}')
     sink = stream.sink(writer="auto")
-    sink(stream.spark.read.schema(SCHEMA).json(str(tmp_path)), 0)
-    sink(stream.spark.createDataFrame([("e00002", 1, 1)], SCHEMA), 1)
-    sink(stream.spark.read.schema(SCHEMA).json(str(tmp_path)), 2)
+    sink(stream.spark.read.schema(COLUMNS).json(str(tmp_path)), 0)
+    sink(stream.spark.createDataFrame([("e00002", 1, 1)], COLUMNS), 1)
+    sink(stream.spark.read.schema(COLUMNS).json(str(tmp_path)), 2)
     asked = "the executors have psycopg and reach Postgres"
     assert [report.writer_reason for _, report in stream.reports] == [FEW.reason, asked, asked]
 
 
 def test_outside_of_a_query_it_is_a_function_like_any_other(stream: Stream) -> None:
-    batch = stream.spark.createDataFrame([("e00001", 1, -4), ("e00001", 1, -4)], SCHEMA)
+    batch = stream.spark.createDataFrame([("e00001", 1, 2), ("e00001", 1, 2)], COLUMNS)
     sink = stream.sink()
     sink(batch, 0)
     sink(batch, 0)
@@ -480,6 +447,6 @@ def test_outside_of_a_query_it_is_a_function_like_any_other(stream: Stream) -> N
         stream.sink(on_batch=lambda number, report: 1 // number)(batch, 0)
     assert stream.ledger() == []
     with pytest.raises(BatchFailed) as raised:
-        stream.sink(apply=WRONG)(stream.spark.createDataFrame([("e2", 1, 1)], SCHEMA), 5)
+        stream.sink(apply=WRONG)(stream.spark.createDataFrame([("e2", 1, 1)], COLUMNS), 5)
     assert raised.value.batch_id == 5
     assert stream.ledger() == [(raised.value.run_id, 0)]

@@ -53,6 +53,12 @@ def purchases(count: int, *, start: int = 0, seed: int = 1) -> list[Purchase]:
     return made
 
 
+def as_dicts(events: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return events as JSON has them: by the names of ``COLUMNS``."""
+    names = [column.split()[0] for column in COLUMNS.split(", ")]
+    return [dict(zip(names, event, strict=True)) for event in events]
+
+
 def frame(spark: "SparkSession", events: Sequence[Sequence[Any]], columns: str = COLUMNS) -> "DataFrame":
     """Make a DataFrame of several partitions, in an order that is not that of the ids."""
     mixed = list(events)

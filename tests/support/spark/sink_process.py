@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from support.processes import start_python
+from support.spark.bulk_loads import APPLY, COLUMNS
 from txbox_spark import BulkLoadReport, spark_session
 from txbox_spark.sink import inbox_sink
 
-SCHEMA = "event_id string, account int, amount int"
 GATE = 4712
 """The advisory lock that a batch waits for in its apply which has an event named ``gate``."""
-APPLY = f"""
-INSERT INTO effect SELECT event_id FROM fresh_event;
-UPDATE account SET balance = balance + added.amount
-FROM (SELECT account, sum(amount) AS amount FROM fresh_event GROUP BY account) AS added
-WHERE account.account_id = added.account;
-SELECT pg_advisory_xact_lock({GATE}) FROM fresh_event WHERE event_id = 'gate'
-"""
+GATED = f"{APPLY}; SELECT pg_advisory_xact_lock({GATE}) FROM fresh_event WHERE event_id = 'gate'"
 
 
 def start(**settings: Any) -> "subprocess.Popen[str]":
@@ -47,8 +41,8 @@ def main() -> None:
         sys.stdout.write(f"{json.dumps(line)}\n")
         sys.stdout.flush()
 
-    sink = inbox_sink(subscriber_id="billing", message_id="event_id", apply=APPLY, on_batch=told, **settings)
-    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(Path(landing)))
+    sink = inbox_sink(subscriber_id="billing", message_id="event_id", apply=GATED, on_batch=told, **settings)
+    stream = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).json(str(Path(landing)))
     query = stream.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)
     query.trigger(availableNow=True).start().awaitTermination()
     spark.stop()

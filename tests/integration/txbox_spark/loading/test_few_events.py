@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import txbox_spark.loading.context
 import txbox_spark.survey
-from support.spark.bulk_loads import APPLY_ALLOWED, COLUMNS, Books, counts, failed, load, purchases
+from support.spark.bulk_loads import APPLY_ALLOWED, COLUMNS, Books, as_dicts, counts, failed, load, purchases
 from txbox_spark import read_events
 from txbox_spark.loading.writer import FEW
 from txbox_spark.reading.event_rows import prepare
@@ -23,9 +23,8 @@ def read(spark: SparkSession, write: Callable[..., str]) -> Read:
     """Read events from a file."""
 
     def read(events: list[tuple[Any, ...]]) -> DataFrame:
-        names = [column.split()[0] for column in COLUMNS.split(", ")]
-        lines = [json.dumps(dict(zip(names, event, strict=True))) for event in events]
-        return read_events(spark, [write("events.jsonl", "\n".join(lines))], schema=COLUMNS)
+        path = write("events.jsonl", "\n".join(map(json.dumps, as_dicts(events))))
+        return read_events(spark, [path], schema=COLUMNS)
 
     return read
 

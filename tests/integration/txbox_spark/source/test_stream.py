@@ -1,7 +1,5 @@
 """A stream through format txbox: with its checkpoint, without, and with an effect that fails."""
 
-import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,7 +7,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession, functions
 
-from support.spark.bulk_loads import APPLY, APPLY_ALLOWED, COLUMNS, SUBSCRIBER, Books, Purchase, purchases
+from support.spark.bulk_loads import APPLY, APPLY_ALLOWED, COLUMNS, SUBSCRIBER, Books, Purchase, as_dicts, purchases
+from support.spark.event_files import drop
 
 
 class Landing:
@@ -21,13 +20,7 @@ class Landing:
 
     def drop(self, events: Iterable[Purchase]) -> None:
         """Put a file into the folder, whole at once."""
-        names = [column.split()[0] for column in COLUMNS.split(", ")]
-        lines = "\n".join(json.dumps(dict(zip(names, one, strict=True))) for one in events)
-        made = self._folder / "made.json"
-        made.write_text(lines)
-        number = len(list((self._folder / "landing").iterdir()))
-        os.utime(made, (1_800_000_000 + number,) * 2)  # Spark reads them by their times
-        made.rename(self._folder / "landing" / f"{number}.json")
+        drop(self._folder / "landing", as_dicts(events))
 
     def run(self, checkpoint: str, apply: str = APPLY) -> list[tuple[int, int, int]]:
         """Run a query until it has read what is there; of each batch, what Spark counts as read, written, observed."""
