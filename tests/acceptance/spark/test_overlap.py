@@ -197,18 +197,6 @@ def test_two_loads_of_one_file_at_once(writers: tuple[str, str], books: Books, l
 
 
 @pytest.mark.slow
-def test_two_subscribers_load_one_file_at_once_and_each_gets_everything(books: Books, load: Load) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        loading = [
-            pool.submit(load, writer=writer, subscriber_id=who)
-            for writer, who in (("copy", "billing"), ("jdbc", "shipping"))
-        ]
-        for future in loading:
-            adds_up(future.result(150), PURCHASES)
-    books.assert_exact(PURCHASES, subscribers=("billing", "shipping"))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("writer", COPY_FIRST)
 def test_one_run_is_resumed_twice_at_once(writer: str, books: Books, load: Load) -> None:
     """Both come to the same end, and the ledger has each chunk once."""

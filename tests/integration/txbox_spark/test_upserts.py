@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from support.spark.bulk_loads import SUBSCRIBER, Books, counts, frame, load
 from txbox import InvalidConfiguration, RightsMissing
-from txbox_spark import ApplyFailed, BulkLoadFailed, Upsert, inbox_sink, read_events
+from txbox_spark import ApplyFailed, Upsert, inbox_sink, read_events
 
 PURCHASE = """CREATE TABLE purchase (
   order_id text PRIMARY KEY, cents bigint NOT NULL, updated_at timestamptz, note text DEFAULT 'none')"""
@@ -67,20 +67,6 @@ def test_a_stream_upserts_too_and_a_column_that_is_ignored_is_not_written(
     for number, (event, minute) in enumerate([("e-1", 5), ("e-2", 9), ("e-3", 7)]):
         sink(frame(spark, [(event, "o", number, at(minute), 0)], columns), number)
     assert books.rows("SELECT order_id, cents, event_id FROM purchase") == [("o", 1, "e-2")]
-
-
-def test_a_killed_load_is_resumed(spark: SparkSession, books: Books, schema_url: str) -> None:
-    books.run(
-        PURCHASE,
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused for now'; END $$",
-        "CREATE TRIGGER refuse BEFORE INSERT ON purchase FOR EACH ROW WHEN (NEW.cents = 150) EXECUTE FUNCTION refuse()",
-    )
-    events = frame(spark, [(f"e-{n:03}", f"o-{n}", n, at(0)) for n in range(200)], COLUMNS)
-    with pytest.raises(BulkLoadFailed, match="refused for now") as raised:
-        load(events, schema_url, "copy", apply=Upsert("purchase"))
-    books.run("DROP TRIGGER refuse ON purchase")
-    report = load(events, schema_url, "copy", apply=Upsert("purchase"), resume=raised.value.run_id)
-    assert (report.applied, books.rows("SELECT count(*), sum(cents) FROM purchase")) == (200, [(200, 19_900)])
 
 
 @pytest.mark.parametrize("writer", ["copy", "jdbc"])
