@@ -102,8 +102,13 @@ def load_events(
     refuse_connect(events, options.of, 'write it with format txbox: events.write.format("txbox")')
     span = tracing.internal("txbox.bulk_load", {"messaging.consumer.group.name": options.subscriber_id})
     try:
-        with span.current():
-            report = _load_events(events, options, writer, source, resume, on_progress, tracing)
+        with span.current(), opened_context(events, options, source, on_progress, tracing) as context:
+            if isinstance(options.apply, Upsert):
+                context.explain()
+            if (to := options.rejected_to) is not None and to.startswith(TABLE):
+                context.rejects = RejectsTable.named(context.engine, to.removeprefix(TABLE))
+            context.staging.sweep(options.abandoned_seconds)
+            report = load(context, writer, resume)
     except BaseException as error:
         span.end(error_type(error))
         raise
@@ -117,25 +122,6 @@ def load_events(
         },
     )
     return report
-
-
-def _load_events(
-    events: DataFrame,
-    options: ValidLoadOptions,
-    writer: str,
-    source: EventSource | None,
-    resume: str | None,
-    on_progress: OnProgress | None,
-    tracing: Tracing,
-) -> BulkLoadReport:
-    upserts = isinstance(options.apply, Upsert)
-    with opened_context(events, options, source, on_progress, tracing) as context:
-        if upserts:
-            context.explain()
-        if (to := options.rejected_to) is not None and to.startswith(TABLE):
-            context.rejects = RejectsTable.named(context.engine, to.removeprefix(TABLE))
-        context.staging.sweep(options.abandoned_seconds)
-        return load(context, writer, resume)
 
 
 @contextmanager

@@ -8,6 +8,7 @@
 Each batch of ids goes into a temporary table, in a transaction that is rolled back, so nothing stays in the database.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -114,10 +115,10 @@ def plan_load(
             found = survey(context.events, count_rejected=True)
             rejected = found.rejected or 0
             causes = rejected_causes(context.events) if rejected else ()
-        ids = _Ids()
+        ids = Counter[str]()
         with context.stage("ids", None):
             for batch in _batches(context):
-                ids += _look_up(context, batch)
+                ids.update(_look_up(context, batch))
         return LoadPlan(
             subscriber_id=valid.subscriber_id,
             source=context.source,
@@ -127,28 +128,12 @@ def plan_load(
             read=found.rows,
             rejected=rejected,
             rejected_causes=causes,
-            duplicate_in_source=found.rows - rejected - ids.distinct,
-            already_processed=ids.processed - ids.parked,
-            parked=ids.parked,
-            expired=ids.expired,
-            to_apply=ids.distinct - ids.processed - ids.expired,
+            duplicate_in_source=found.rows - rejected - ids["distinct"],
+            already_processed=ids["processed"] - ids["parked"],
+            parked=ids["parked"],
+            expired=ids["expired"],
+            to_apply=ids["distinct"] - ids["processed"] - ids["expired"],
             statements=statements,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Ids:
-    distinct: int = 0
-    processed: int = 0  # parked ones included
-    parked: int = 0
-    expired: int = 0
-
-    def __add__(self, other: "_Ids") -> "_Ids":
-        return _Ids(
-            self.distinct + other.distinct,
-            self.processed + other.processed,
-            self.parked + other.parked,
-            self.expired + other.expired,
         )
 
 
@@ -167,8 +152,8 @@ def _batches(context: LoadContext) -> "Iterator[pyarrow.RecordBatch]":
 
 
 @retry_outages
-def _look_up(context: LoadContext, batch: "pyarrow.RecordBatch") -> _Ids:
-    """Count how many of the sorted ids are processed, parked or expired, in a transaction that is rolled back."""
+def _look_up(context: LoadContext, batch: "pyarrow.RecordBatch") -> dict[str, int]:
+    """Count how many of the sorted ids are processed, parked (of those) or expired; the transaction is rolled back."""
     one = context.options
     columns = _sent_at(context)
     plan = MergePlan.of(one, run_id="", columns=columns, apply="")
@@ -185,7 +170,7 @@ def _look_up(context: LoadContext, batch: "pyarrow.RecordBatch") -> _Ids:
         processed = connection.exec_driver_sql(plan.sql.drop_processed, ids).rowcount
         expired = drop_expired_events(connection, plan)
         connection.rollback()
-    return _Ids(batch.num_rows, processed, parked, expired.events)
+    return {"distinct": batch.num_rows, "processed": processed, "parked": parked, "expired": expired.events}
 
 
 def _sent_at(context: LoadContext) -> tuple[EventColumn, ...]:

@@ -10,10 +10,9 @@
 The join is kept until the end, so that counts, samples and files agree. Only counts and samples reach the driver.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
 from sqlalchemy import URL, Connection, NullPool
@@ -31,7 +30,7 @@ from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.reading.errors import explained
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.report import OnProgress
-from txbox_spark.runtime.jdbc import jdbc_options, literal, parts_of, sampled_percent
+from txbox_spark.runtime.jdbc import literal, parts_of, ranges_of, read_table, sampled_percent
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, sql
 from txbox_spark.runtime.session import refuse_connect
@@ -40,7 +39,7 @@ NEVER_PROCESSED = "never_processed"
 NOT_ARCHIVED = "not_archived"
 
 FETCHED_ROWS = 10_000
-"""How many rows a task fetches at a time; by default, the JDBC driver fetches all of them at once."""
+"""How many rows a task fetches at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,20 +194,10 @@ def _compare(
     )
 
 
-def id_ranges(bounds: Sequence[str]) -> list[str]:
-    """Return SQL conditions that cut the inbox at the bounds, which are sorted ids, without gaps or overlaps."""
-    literals = [literal(bound) for bound in dict.fromkeys(bounds)]
-    if not literals:
-        return ["true"]
-    between = [f"message_id >= {low} AND message_id < {high}" for low, high in pairwise(literals)]
-    return [f"message_id < {literals[0]}", *between, f"message_id >= {literals[-1]}"]
-
-
 def _inbox(
     spark: SparkSession, database: URL, subscriber_id: str, schema: str | None, prefix: str, partitions: int | None
 ) -> DataFrame:
     """Return a subscriber's inbox as a DataFrame that several tasks read."""
-    options = jdbc_options(database)
     inbox = tables(schema, prefix).processed_message
     inbox_name = unescaped(quoted(inbox))
     engine = open_engine(database, poolclass=NullPool)
@@ -217,15 +206,14 @@ def _inbox(
             check_table(connection, one)
         bounds = _bounds(connection, inbox_name, subscriber_id, partitions)
     warn_of_new_subscriber(engine, schema, prefix, subscriber_id)
-    # Spark's JDBC source takes SQL as text, without parameters.
     state = unescaped(AuditStatements.load(schema, prefix).state)
     table = (
         f"(SELECT message_id, processed_at, {state} AS {_STATE} "  # noqa: S608 - quoted
         f"FROM {inbox_name} AS entry WHERE subscriber_id = {literal(subscriber_id)}) AS inbox"
     )
-    reader = {**options, "fetchsize": str(FETCHED_ROWS)}
+    ranges = ranges_of("message_id", map(literal, bounds))
     with explained("cannot read the inbox over JDBC"):
-        frame = spark.read.jdbc(reader.pop("url"), table, predicates=id_ranges(bounds), properties=reader)
+        frame = read_table(spark, database, table, fetched=FETCHED_ROWS, ranges=ranges)
     return frame.selectExpr(f"message_id AS {_PROCESSED}", _PROCESSED_AT, _STATE)
 
 
@@ -236,9 +224,8 @@ def _redriven(spark: SparkSession, database: URL, subscriber_id: str, schema: st
         f"(SELECT message_id AS {_PROCESSED}, redriven_at AS {_PROCESSED_AT}, 'redriven' AS {_STATE} "  # noqa: S608 - quoted
         f"FROM {letters} WHERE subscriber_id = {literal(subscriber_id)} AND redriven_at IS NOT NULL) AS redriven"
     )
-    reader = {**jdbc_options(database), "fetchsize": str(FETCHED_ROWS)}
     with explained("cannot read dead letters over JDBC"):
-        return spark.read.jdbc(reader.pop("url"), table, properties=reader)
+        return read_table(spark, database, table, fetched=FETCHED_ROWS)
 
 
 def _with_forgotten(inbox: DataFrame, redriven: DataFrame, archived: DataFrame) -> DataFrame:

@@ -42,7 +42,7 @@ from txbox_spark.archive.archive_ledger import ArchiveLedger, ArchiveState
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.reading.errors import SourceError, explained
 from txbox_spark.report import OnProgress
-from txbox_spark.runtime.jdbc import jdbc_options, literal
+from txbox_spark.runtime.jdbc import literal, ranges_of, read_table
 from txbox_spark.runtime.jobs import changed_settings, job_group, small_plans
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, sql
 from txbox_spark.runtime.session import refuse_connect, require_jdbc_driver
@@ -278,17 +278,17 @@ class _Rows:
         expected = self._ledger.count_processed(self._first, self._beyond)
         bounds = self._ledger.inbox_bounds()
         time = f"processed_at >= {literal(self._first)} AND processed_at < {literal(self._beyond)}"
-        ranges = [f"{one} AND {time}" for one in _key_ranges(bounds)]
+        keys = [f"({literal(subscriber)}, {literal(message)})" for subscriber, message in bounds]
+        ranges = [f"{one} AND {time}" for one in ranges_of("(subscriber_id, message_id)", keys)]
         frame = self._read(self._ledger.sql.rows_processed, ranges, FETCHED_IDS).hint("rebalance", DAY)
         return self._write(frame, folder, run, PROCESSED, expected, FETCHED_IDS)
 
     def _read(self, statement: str, ranges: Sequence[str], fetched: int) -> DataFrame:
         # Spark runs this statement in the reading transaction, so it does not outlive it in a connection pool.
-        unlimited = unescaped(SERVER.no_time_limit)
-        options = {**jdbc_options(self._database), "fetchsize": str(fetched), "sessionInitStatement": unlimited}
+        unlimited = {"sessionInitStatement": unescaped(SERVER.no_time_limit)}
         table = f"({unescaped(statement)}) AS archived"
         with explained("cannot read over JDBC what is to be archived"):
-            return self._spark.read.jdbc(options.pop("url"), table, predicates=list(ranges), properties=options)
+            return read_table(self._spark, self._database, table, fetched=fetched, ranges=ranges, options=unlimited)
 
     def _write(
         self, frame: DataFrame, folder: ArchiveFolder, run: str, kind: str, expected: Mapping[str, int], held: int
@@ -329,18 +329,6 @@ def _hour_ranges(hours: Sequence[tuple[datetime, int]], beyond: datetime) -> lis
             rows = 0
         rows += count
     return [f"sent_at >= {literal(low)} AND sent_at < {literal(high)}" for low, high in pairwise([*cuts, beyond])]
-
-
-def _key_ranges(bounds: Sequence[tuple[str, str]]) -> list[str]:
-    """Return SQL conditions that cut inboxes at the sorted keys, without gaps or overlaps."""
-    key = "(subscriber_id, message_id)"
-    keys = [f"({literal(subscriber)}, {literal(message)})" for subscriber, message in bounds]
-    return [
-        " AND ".join(
-            [*([] if low is None else [f"{key} >= {low}"]), *([] if high is None else [f"{key} < {high}"])] or ["true"]
-        )
-        for low, high in pairwise([None, *keys, None])
-    ]
 
 
 _FILES = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}

@@ -281,16 +281,12 @@ class CopyTask:
         except (SQLAlchemyError, psycopg.Error, TxboxError) as raised:
             failed = FailedChunk.of(chunk, raised)
             if isinstance(raised, ChunkHeld):
-                self._end_frozen_copies(engine)
+                with suppress(SQLAlchemyError):  # the next attempt does not wait for them, and deals with an outage
+                    end_frozen_copies(engine, self.plan)
             if not failed.transient:
                 ledger.record_failure(self.plan.run_id, failed.error)
             return failed
         return None
-
-    def _end_frozen_copies(self, engine: Engine) -> None:
-        """End sessions of frozen clients, so that the next attempt does not wait for them."""
-        with suppress(SQLAlchemyError):  # the next attempt deals with an outage
-            end_frozen_copies(engine, self.plan)
 
     def _takes_another(
         self, connection: Connection, first: int, last: int, stream: ChunkStream, sizer: MergeSizer

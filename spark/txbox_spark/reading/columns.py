@@ -108,14 +108,22 @@ def types_as_wanted(frame: DataFrame, wanted: Mapping[str, str]) -> tuple[dict[s
     return declared, {**own, **declared}
 
 
-def refuse_duplicate_columns(frame: DataFrame) -> None:
-    """Raise ``InvalidConfiguration`` if two columns have the same name; Spark ignores case unless set otherwise."""
-    exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
-    first_names: dict[str, str] = {}
-    for name in frame.columns:
-        first = first_names.setdefault(name if exact else name.lower(), name)
-        if first is not name:
-            raise InvalidConfiguration(f"the events have two columns named {first!r} and {name!r}; rename one")
+def refuse_duplicates(names: Iterable[str], *, exact: bool = False) -> None:
+    """Raise ``InvalidConfiguration`` if two columns have the same name; ``exact`` means that case matters."""
+    first: dict[str, str] = {}
+    for name in names:
+        key = name if exact else name.lower()
+        if key in first:
+            raise InvalidConfiguration(f"the events have two columns named {first[key]!r} and {name!r}; rename one")
+        first[key] = name
+
+
+def refuse_other_id(names: Iterable[str], message_id: str) -> None:
+    """Raise ``InvalidConfiguration`` if a column is named ``message_id`` and is not the id."""
+    if message_id != MESSAGE_ID and MESSAGE_ID in names:
+        raise InvalidConfiguration(
+            f"the events have a column named {MESSAGE_ID}, which is not the id; rename it, or load it as the id"
+        )
 
 
 def _holds_nul(value: Column, postgres_type: str) -> Column:

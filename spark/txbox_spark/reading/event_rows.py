@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from txbox import InvalidConfiguration
 from txbox.effects import Field
 from txbox.messages.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import (
@@ -14,7 +13,8 @@ from txbox_spark.reading.columns import (
     SentColumn,
     event_columns,
     quoted,
-    refuse_duplicate_columns,
+    refuse_duplicates,
+    refuse_other_id,
 )
 from txbox_spark.reading.fields import field_columns
 from txbox_spark.reading.files.file_listing import file_of
@@ -71,19 +71,14 @@ def prepare(
     declared = dict(column_types or {})
     malformed = CORRUPT_RECORD in frame.columns
     source = frame.drop(CORRUPT_RECORD) if malformed else frame
-    refuse_duplicate_columns(source)
+    refuse_duplicates(source.columns, exact=source.sparkSession.conf.get("spark.sql.caseSensitive") == "true")
     identity, plain = message_identity(source, message_id)
     if plain in declared:
         plain = None  # the id is sent as text, and the column as its declared type
-    kept = source
     if fields is not None:
         plain = None
-    elif MESSAGE_ID in source.columns:
-        if message_id != MESSAGE_ID:
-            raise InvalidConfiguration(
-                f"the events have a column named {MESSAGE_ID}, which is not the id; rename it, or load it as the id"
-            )
-        kept = source.drop(MESSAGE_ID)
+    else:
+        refuse_other_id(source.columns, message_id)
     nested = frame.select(
         identity.cast("string").alias(MESSAGE_ID),
         _file(frame).alias(_FILE),
@@ -91,7 +86,9 @@ def prepare(
         sql.struct(*[sql.col(quoted(name)) for name in source.columns]).alias(_EVENT),
     )
     sent_columns = (
-        event_columns(kept, declared, f"{_EVENT}.") if fields is None else field_columns(source, fields, f"{_EVENT}.")
+        event_columns(source.drop(MESSAGE_ID), declared, f"{_EVENT}.")
+        if fields is None
+        else field_columns(source, fields, f"{_EVENT}.")
     )
     # If the id's own column is text already, it is not sent twice.
     beside = [one for one in sent_columns if one.column.name != plain]

@@ -1,13 +1,14 @@
 """Turns the fields of a ``SqlEffect`` into Spark expressions that read and refuse what a worker would."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from txbox import InvalidConfiguration
 from txbox.effects import Field
 from txbox.effects.field_types import BAD_ESCAPES, FieldType
 from txbox_spark.reading.columns import EventColumn, SentColumn, as_text, quoted, text_checks
 from txbox_spark.reading.files.json_values import is_one_value
-from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, sql, types
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, StructType, sql, types
 
 
 def field_columns(frame: DataFrame, fields: Mapping[str, Field], path: str) -> tuple[SentColumn, ...]:
@@ -53,21 +54,34 @@ def _ddl(inner: object) -> str:
 
 def _value(frame: DataFrame, name: str, one: Field, path: str) -> tuple[Column, DataType]:
     """Return a field's value and Spark type; raise ``InvalidConfiguration`` if the source lacks it."""
+    way = way_to(frame.schema, name, one)
+    value = sql.col(f"{path}{quoted(way[0][0])}")
+    for (_, parent), (member, _) in pairwise(way):
+        value = value.getItem(member) if isinstance(parent, types.MapType) else value.getField(member)
+    return value, way[-1][1]
+
+
+def way_to(source: StructType, name: str, one: Field) -> list[tuple[str, DataType]]:
+    """Return the column and the members within it that lead to a field's value, each with its Spark type.
+
+    Raises:
+        InvalidConfiguration: the source lacks one of them.
+    """
     first, *others = one.path(name)
-    if first not in frame.columns:
+    if first not in source.names:
         raise InvalidConfiguration(
-            f"field {name}: the events have no column {first}; they have {', '.join(frame.columns[:20])}"
+            f"field {name}: the events have no column {first}; they have {', '.join(source.names[:20])}"
         )
-    value, type_ = sql.col(f"{path}{quoted(first)}"), frame.schema[first].dataType
+    way = [(first, source[first].dataType)]
     for member in others:
-        match type_:
-            case types.StructType() if member in type_.names:
-                value, type_ = value.getField(member), type_[member].dataType
-            case types.MapType():
-                value, type_ = value.getItem(member), type_.valueType
-            case _:
-                raise InvalidConfiguration(f"field {name}: there is no {member} in {type_.simpleString()} of {first}")
-    return value, type_
+        match way[-1][1]:
+            case types.StructType() as parent if member in parent.names:
+                way.append((member, parent[member].dataType))
+            case types.MapType() as parent:
+                way.append((member, parent.valueType))
+            case parent:
+                raise InvalidConfiguration(f"field {name}: there is no {member} in {parent.simpleString()} of {first}")
+    return way
 
 
 def _unfit(text: Column, one: Field) -> Column:

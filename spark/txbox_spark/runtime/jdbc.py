@@ -8,7 +8,8 @@ JDBC driver: https://jdbc.postgresql.org/documentation/use/#connection-parameter
 libpq: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from urllib.parse import quote
 
 from psycopg.sql import Literal
@@ -19,6 +20,7 @@ from sqlalchemy.exc import ArgumentError
 from txbox import InvalidConfiguration
 from txbox.postgres.urls import database_url
 from txbox_spark.runtime.explanations import ABOUT_DATA
+from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession
 
 JDBC_DRIVER_CLASS = "org.postgresql.Driver"
 
@@ -192,6 +194,38 @@ MAX_PARTITIONS = 256
 
 SAMPLED_BYTES = 8 << 20
 """How many bytes of a table are sampled to cut it evenly: about 80,000 rows of the inbox."""
+
+
+def read_table(
+    spark: SparkSession,
+    database: URL,
+    table: str,
+    *,
+    fetched: int,
+    ranges: Sequence[str] = ("true",),
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return the rows of a table, or of a query in parentheses with a name.
+
+    Args:
+        spark: the Spark session.
+        database: the database's URL.
+        table: SQL without parameters, which Spark's JDBC source does not have.
+        fetched: how many rows a task fetches at a time; by default, the JDBC driver fetches all of them at once.
+        ranges: SQL conditions; a task reads the rows of each.
+        options: more options of Spark's reader.
+    """
+    properties = {**jdbc_options(database), "fetchsize": str(fetched), **(options or {})}
+    return spark.read.jdbc(properties.pop("url"), table, predicates=list(ranges), properties=properties)
+
+
+def ranges_of(key: str, bounds: Iterable[str]) -> list[str]:
+    """Return SQL conditions that cut a table at sorted literals of its key, without gaps or overlaps."""
+    cuts = list(dict.fromkeys(bounds))
+    if not cuts:
+        return ["true"]
+    between = [f"{key} >= {low} AND {key} < {high}" for low, high in pairwise(cuts)]
+    return [f"{key} < {cuts[0]}", *between, f"{key} >= {cuts[-1]}"]
 
 
 def parts_of(table_bytes: int) -> int:

@@ -1,15 +1,23 @@
 """Turns a data source's Arrow batches into events as they are sent, as ``event_rows`` does in Spark."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from txbox import InvalidConfiguration
 from txbox.effects import Field
 from txbox.messages.message import MAX_MESSAGE_ID_BYTES
-from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, column_type, refuse_names
+from txbox_spark.reading.columns import (
+    MESSAGE_ID,
+    EventColumn,
+    column_type,
+    refuse_duplicates,
+    refuse_names,
+    refuse_other_id,
+)
 from txbox_spark.reading.event_rows import REJECTED
+from txbox_spark.reading.fields import way_to
 from txbox_spark.reading.identity import refuse_type
 from txbox_spark.rejects.remarks import VALUE_CHARACTERS
 from txbox_spark.runtime.lazy_imports import DataType, StructType, compute, pyarrow, types
@@ -45,15 +53,12 @@ class ArrowEvents:
         Raises:
             InvalidConfiguration: a column does not exist, or cannot be sent.
         """
-        _refuse_duplicates(source.names)
+        refuse_duplicates(source.names)
         plain = _plain_id(source, message_id, declared)
         if fields is not None:
             sent = [_field(source, name, one, number) for number, (name, one) in enumerate(fields.items())]
             return cls(source, message_id, tuple(one.column for one in sent), tuple(sent))
-        if MESSAGE_ID in source.names and message_id != MESSAGE_ID:
-            raise InvalidConfiguration(
-                f"the events have a column named {MESSAGE_ID}, which is not the id; rename it, or load it as the id"
-            )
+        refuse_other_id(source.names, message_id)
         kept = [name for name in source.names if name != MESSAGE_ID]
         refuse_names(kept, declared)
         columns, beside = [], []
@@ -172,16 +177,6 @@ class _Reasons:
             self.texts = compute.coalesce(self.texts, reasons)
 
 
-def _refuse_duplicates(names: Iterable[str]) -> None:
-    first: dict[str, str] = {}
-    for name in names:
-        if name.lower() in first:
-            raise InvalidConfiguration(
-                f"the events have two columns named {first[name.lower()]!r} and {name!r}; rename one"
-            )
-        first[name.lower()] = name
-
-
 def _plain_id(source: StructType, message_id: str, declared: Mapping[str, str]) -> bool:
     """Return whether the id's column is the id unchanged, so that it need not be sent twice."""
     if message_id not in source.names:
@@ -205,23 +200,10 @@ def _column(name: str, type_: DataType, declared: str | None, number: int) -> Se
 
 
 def _field(source: StructType, name: str, one: Field, number: int) -> SentField:
-    first, *others = path = one.path(name)
-    if first not in source.names:
-        raise InvalidConfiguration(
-            f"field {name}: the events have no column {first}; they have {', '.join(source.names[:20])}"
-        )
-    type_ = source[first].dataType
-    for member in others:
-        match type_:
-            case types.StructType() if member in type_.names:
-                type_ = type_[member].dataType
-            case types.MapType():
-                type_ = type_.valueType
-            case _:
-                raise InvalidConfiguration(f"field {name}: there is no {member} in {type_.simpleString()} of {first}")
+    _, type_ = way_to(source, name, one)[-1]
     column_type(name, type_, None)  # raises if the type has no counterpart
     json_array = one.of.kind == "jsonb" and isinstance(type_, types.ArrayType)
-    return SentField(EventColumn(name, f"c{number}", one.of.name), path, as_json=json_array, field=one)
+    return SentField(EventColumn(name, f"c{number}", one.of.name), one.path(name), as_json=json_array, field=one)
 
 
 def _unfit(name: str, one: Field, texts: "pyarrow.StringArray") -> "pyarrow.StringArray | None":

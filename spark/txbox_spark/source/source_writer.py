@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 from txbox.postgres.engines import open_engine
 from txbox_spark.loading.ledger import warn_of_new_subscriber
 from txbox_spark.merging.merge_plan import MergePlan
-from txbox_spark.report import BulkLoadReport
+from txbox_spark.report import OUTCOMES, BulkLoadReport
 from txbox_spark.runtime.lazy_imports import StructType
 from txbox_spark.source.arrow_events import ArrowEvents
 from txbox_spark.source.piece_merger import PieceMerger
@@ -118,8 +118,7 @@ def _merged(messages: Sequence[WriterCommitMessage | None]) -> list[MergedPieces
 
 def _line(report: BulkLoadReport, what: str) -> str:
     """Return a report as one line; its counts add up."""
-    names = ("rejected", "duplicate_in_source", "already_processed", "parked", "expired", "applied")
-    counts = ", ".join(f"{getattr(report, name)} {name.replace('_', ' ')}" for name in names)
+    counts = ", ".join(f"{getattr(report, name)} {name.replace('_', ' ')}" for name in OUTCOMES)
     sample = f": {'; '.join(report.rejected_sample)}" if report.rejected_sample else ""
     return f"run {report.run_id} of {what} for {report.subscriber_id}: {report.read} read, {counts}{sample}"
 

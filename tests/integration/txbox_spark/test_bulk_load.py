@@ -56,7 +56,8 @@ def test_spans_and_progress_tell_of_its_stages_and_its_chunks(
     assert {span.status.status_code for span in chunks} == {StatusCode.UNSET}
     traces = Traces()
     failing = "SELECT count(*) / 0 FROM fresh_event"
-    failed(frame(spark, purchases(50, start=300)), schema_url, writer, "", apply=failing, tracing=traces.tracing)
+    source = frame(spark, purchases(50, start=300))
+    failed(source, schema_url, writer, "division by zero", apply=failing, tracing=traces.tracing)
     chunks = traces.named("txbox.bulk_load chunk")
     assert {span.status.status_code for span in chunks} == {StatusCode.ERROR}
 

@@ -17,11 +17,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.files.file_listing import file_of
+from txbox_spark.reading.files.file_listing import file_of, first_bytes
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, StructType, spark_errors, sql, types
 
 
@@ -291,20 +291,11 @@ def files_by_header(
 
 
 def _begin(spark: SparkSession) -> Callable[[str], bytes]:
-    jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to open a file of Hadoop's
-    hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
-    compression = jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(hadoop)
+    first = first_bytes(spark, _FIRST_BYTES)
 
     def begin(path: str) -> bytes:
         try:
-            file_path = jvm.org.apache.hadoop.fs.Path(path)
-            stream = file_path.getFileSystem(hadoop).open(file_path)
-            try:
-                codec = compression.getCodec(file_path)
-                content = stream if codec is None else codec.createInputStream(stream)
-                return bytes(content.readNBytes(_FIRST_BYTES)).removeprefix(codecs.BOM_UTF8)
-            finally:
-                stream.close()
+            return first(path).removeprefix(codecs.BOM_UTF8)
         except spark_errors():  # Spark reports or skips the file when it reads it
             return b""
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
 from txbox_spark.reading.errors import EncodingError
-from txbox_spark.reading.files.file_listing import file_of
+from txbox_spark.reading.files.file_listing import file_of, first_bytes
 from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, StructType, sql, types
 
@@ -171,20 +171,8 @@ def with_mark(spark: SparkSession, files: DataFrame) -> dict[str, bool]:
 
     ``files`` is a listing in the format ``binaryFile``.
     """
-    jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to open a file of Hadoop's
-    hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
-    compression = jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(hadoop)
-    found = {}
-    for path, file in files.select("path", file_of(files)).collect():
-        file_path = jvm.org.apache.hadoop.fs.Path(path)
-        stream = file_path.getFileSystem(hadoop).open(file_path)
-        try:
-            codec = compression.getCodec(file_path)
-            content = stream if codec is None else codec.createInputStream(stream)
-            found[file] = bytes(max(content.read(), 0) for _ in range(3)) == codecs.BOM_UTF8
-        finally:
-            stream.close()
-    return found
+    begin = first_bytes(spark, len(codecs.BOM_UTF8))
+    return {file: begin(path) == codecs.BOM_UTF8 for path, file in files.select("path", file_of(files)).collect()}
 
 
 def csv_records(

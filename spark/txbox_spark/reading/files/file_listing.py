@@ -4,7 +4,7 @@ Folders with names such as ``store=007`` define columns. Spark skips the files b
 them among its input. If a file has such a column, too, Spark takes the folder's value. Both are refused here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -38,6 +38,25 @@ def files_in(spark: SparkSession, paths: Sequence[str], options: Mapping[str, st
     if not files:
         raise SourceError(nothing_in(paths))
     return files
+
+
+def first_bytes(spark: SparkSession, count: int) -> Callable[[str], bytes]:
+    """Return a function that returns the first bytes of a file, decompressed if its name says so."""
+    jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to open a file of Hadoop's
+    hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+    compression = jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(hadoop)
+
+    def first(path: str) -> bytes:
+        file_path = jvm.org.apache.hadoop.fs.Path(path)
+        stream = file_path.getFileSystem(hadoop).open(file_path)
+        try:
+            codec = compression.getCodec(file_path)
+            content = stream if codec is None else codec.createInputStream(stream)
+            return bytes(content.readNBytes(count))
+        finally:
+            stream.close()
+
+    return first
 
 
 def file_of(frame: DataFrame) -> Column:
