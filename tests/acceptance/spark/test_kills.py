@@ -4,9 +4,7 @@ The driver, its JVM and its Python workers die at one moment. Each test then cur
 database by resuming the run, the other by running the load again as if it had never been tried.
 """
 
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
@@ -36,22 +34,6 @@ pytestmark = [
 ]  # each needs a JVM or two of its own, and a machine may be slow
 
 
-@contextmanager
-def copy_of(url: str) -> Iterator[str]:
-    """Copy a database that nobody is connected to."""
-    place = make_url(url)
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    admin = create_engine(place.set(database="postgres"), isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {place.database}")
-    try:
-        yield place.set(database=name).render_as_string(hide_password=False)
-    finally:
-        with admin.connect() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
-        admin.dispose()
-
-
 MOMENTS = [
     pytest.param("copy", while_copying, id="copy, while copying"),
     pytest.param("copy", between_chunks, id="copy, between chunks"),
@@ -67,6 +49,7 @@ def test_killed_at_any_moment(
     writer: str,
     moment: Moment,
     fresh_database: str,
+    make_database: Callable[..., str],
     engine: Engine,
     books: Books,
     path: str,
@@ -92,21 +75,21 @@ def test_killed_at_any_moment(
     assert books.rows("SELECT coalesce(sum(applied), 0)::bigint FROM bulk_load_chunk") == [before]
     assert len(books.recorded()) == before < len(PURCHASES.ids)
 
-    with copy_of(fresh_database) as copy:
-        resumed = driver().load(path, url=fresh_database, apply=APPLY, resume=run_id, **settings)
-        assert (resumed.run_id, resumed.attempts, resumed.writer) == (run_id, 2, writer)
-        adds_up(resumed, PURCHASES)
-        books.assert_exact(PURCHASES)
-        books.assert_finished(run_id)
+    copy = make_database(f"TEMPLATE {make_url(fresh_database).database}")  # nobody is connected
+    resumed = driver().load(path, url=fresh_database, apply=APPLY, resume=run_id, **settings)
+    assert (resumed.run_id, resumed.attempts, resumed.writer) == (run_id, 2, writer)
+    adds_up(resumed, PURCHASES)
+    books.assert_exact(PURCHASES)
+    books.assert_finished(run_id)
 
-        other = create_engine(copy, poolclass=NullPool)
-        with other.begin() as connection:
-            connection.exec_driver_sql("UPDATE bulk_load SET heartbeat_at = heartbeat_at - interval '2 days'")
-        again = driver().load(path, url=copy, apply=APPLY, **settings)
-        assert (again.attempts, again.chunks) == (1, CHUNKS)
-        adds_up(again, PURCHASES, already=before)
-        Books(other).assert_exact(PURCHASES)
-        Books(other).assert_finished(again.run_id)
+    other = create_engine(copy, poolclass=NullPool)
+    with other.begin() as connection:
+        connection.exec_driver_sql("UPDATE bulk_load SET heartbeat_at = heartbeat_at - interval '2 days'")
+    again = driver().load(path, url=copy, apply=APPLY, **settings)
+    assert (again.attempts, again.chunks) == (1, CHUNKS)
+    adds_up(again, PURCHASES, already=before)
+    Books(other).assert_exact(PURCHASES)
+    Books(other).assert_finished(again.run_id)
 
 
 @pytest.mark.parametrize("writer", WRITERS)
