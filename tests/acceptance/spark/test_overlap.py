@@ -74,28 +74,6 @@ def live(fresh_database: str) -> Iterator[Callable[..., Any]]:
         engine.dispose()
 
 
-@pytest.mark.parametrize("writer", COPY_FIRST)
-def test_one_after_the_other_workers_load_workers(
-    writer: str, books: Books, load: Load, live: Callable[..., Any]
-) -> None:
-    chance = random.Random(3)
-    early = chance.sample(sorted(PURCHASES.ids), 600)
-    late = chance.sample(sorted(PURCHASES.ids), 300)
-    source = MemorySource(messages(PURCHASES, early))
-    with at_work(before := live(source)):
-        assert source.wait_until_empty(60)
-    assert before.counts == {Outcome.PROCESSED: 600}
-
-    report = load(writer=writer)
-    adds_up(report, PURCHASES, already=600)
-
-    source = MemorySource([*messages(PURCHASES, late), *messages(BEYOND, sorted(BEYOND.ids))])
-    with at_work(after := live(source)):
-        assert source.wait_until_empty(60)
-    assert after.counts == {Outcome.DUPLICATE: 300, Outcome.PROCESSED: 200}
-    books.assert_exact(PURCHASES, BEYOND)
-
-
 def collect(settled: list[Settled], event: Event) -> None:
     if isinstance(event, Settled):
         settled.append(event)

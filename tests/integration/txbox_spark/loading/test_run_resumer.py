@@ -9,8 +9,6 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from support.spark.bulk_loads import (
-    APPLY,
-    APPLY_ALLOWED,
     COPY_FIRST,
     WRITE_EFFECT,
     Books,
@@ -46,37 +44,6 @@ def test_a_wrong_statement(spark: SparkSession, books: Books, schema_url: str, w
     books.require_applied(events)
     assert books.staging_tables() == []
     assert books.ledger(report.run_id)["error"] is None
-
-
-@pytest.mark.parametrize("writer", COPY_FIRST)
-def test_a_chunk_that_fails_is_all_that_is_left(
-    spark: SparkSession, books: Books, schema_url: str, writer: str
-) -> None:
-    """The last of three chunks fails; resuming applies nothing but that one, and the counts are of both attempts."""
-    events = purchases(300)
-    books.record([events[0][0]])
-    last = max(str(one[0]) for one in events)
-    books.run(f"INSERT INTO forbidden VALUES ('{last}')")
-    source = frame(spark, events + events[::3])
-    wrong = failed(source, schema_url, writer, "this one is forbidden", apply=APPLY_ALLOWED, parallelism=1)
-    assert 0 < wrong.done < wrong.chunks
-    before = books.effects()
-    assert len(before) == len(books.inbox()) - 1
-    assert before.keys() < set(events)
-    told: list[Any] = []
-    report = load(
-        source,
-        schema_url,
-        writer,
-        apply=f"{APPLY}; INSERT INTO forbidden VALUES ('again')",
-        resume=wrong.run_id,
-        on_progress=told.append,
-    )
-    assert len(books.rows("SELECT FROM forbidden WHERE event_id = 'again'")) == wrong.chunks - wrong.done
-    assert counts(report) == {
-        "read": 400, "rejected": 0, "duplicate_in_source": 100, "already_processed": 1, "applied": 299
-    }  # fmt: skip
-    books.require_applied(events[1:], recorded=[events[0][0]])
 
 
 def commits(connection: Connection) -> None:

@@ -73,15 +73,6 @@ def test_texts_are_ordered_by_the_type_of_their_field(
         ]
 
 
-def test_few_events(spark: "SparkSession", taken: Books, schema_url: str, tmp_path: Path) -> None:
-    """The driver merges them."""
-    (tmp_path / "few.csv").write_text("event_id,version\na,1\nb,5\na,10\na,9\nb,5\n")
-    events = spark.read.csv(str(tmp_path / "few.csv"), header=True, schema="event_id string, version int")
-    report = load(events, schema_url, "auto", apply=APPLY, keep="latest:version")
-    assert (report.applied, report.differing, report.differing_sample) == (2, 1, ("a",))
-    assert taken.rows("SELECT * FROM taken ORDER BY 1") == [("a", 10), ("b", 5)]
-
-
 TYPED = {
     "digits decimal(38,18)": (Decimal("1.000000000000000001"), Decimal("1.000000000000000002")),
     "large decimal(38,0)": (Decimal(5), Decimal(10) ** 33),
