@@ -135,7 +135,3 @@ def dying_billing(task: DemoTask) -> None:
         for moment in processes.ROLES["billing"][1]:
             task.may_die(moment)
         time.sleep(0.001)
-
-
-def ending_shop(task: DemoTask) -> None:
-    """It has nothing to do."""

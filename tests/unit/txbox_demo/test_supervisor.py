@@ -1,6 +1,5 @@
 """The supervisor: which processes are started, killed and replaced."""
 
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.broken_demo import dying_billing, ending_shop, take_place
+from support.broken_demo import dying_billing, take_place
 from support.waiting import wait_until
 from txbox import TxboxError
 from txbox_demo import supervisor
@@ -21,12 +20,12 @@ MakeTask = Callable[..., DemoTask]
 NO_SANDBOX: Any = None  # only `drive` looks into it
 
 
-@pytest.mark.parametrize("kills", range(40))
-def test_all_kills_are_given_to_a_role(kills: int) -> None:
-    groups = Plan(purchases=1000, workers=2, kills=kills, seed=1).groups()
-    assert [group.name for group in groups] == list(ROLES)
-    assert sum(group.kills for group in groups) == kills
-    assert min(group.kills for group in groups) >= 0
+def test_all_kills_are_given_to_a_role() -> None:
+    for kills in range(40):
+        groups = Plan(purchases=1000, workers=2, kills=kills, seed=1).groups()
+        assert [group.name for group in groups] == list(ROLES)
+        assert sum(group.kills for group in groups) == kills
+        assert min(group.kills for group in groups) >= 0
 
 
 def test_with_the_default_every_role_dies_at_each_of_its_moments_within_its_work() -> None:
@@ -73,34 +72,16 @@ def test_the_killed_are_counted_by_moment_and_replaced_until_enough_have_died(
     assert len({task.seed for task in tasks}) == 2
 
 
-def test_a_shop_that_is_done_is_not_replaced(supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_place(monkeypatch, ending_shop)
-    group = Group("shop", 2)
-    its = supervise(group)
-
-    def ended() -> bool:
-        its._tend(group)
-        return all(process.exitcode == 0 for process, _ in group.running.values())
-
-    wait_until(ended, "both have ended", timeout=60)
-    its._tend(group)
-    assert group.started == 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
-def test_a_process_that_was_not_to_die_ends_the_run(
-    number: signal.Signals, supervise: Supervise, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_was_not_to_die_ends_the_run(supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
     take_place(monkeypatch, dying_billing)
     group = Group("billing", 1, kills=0, messages=1000)
     its = supervise(group)
     its._tend(group)
     process, _ = group.running[0]
     assert process.pid is not None
-    psutil.Process(process.pid).send_signal(number)
+    psutil.Process(process.pid).kill()
     process.join(60)
-    message = rf"billing 1 ended by itself with status {-number}: its log is empty"
-    with pytest.raises(TxboxError, match=message):
+    with pytest.raises(TxboxError, match=r"billing 1 ended by itself with status -9: its log is empty"):
         its._tend(group)
 
 
