@@ -4,7 +4,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import anyio
@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, InvalidRequestError, PendingRollbackError
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -25,7 +25,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from support.waiting import wait_until
-from support.web.service import engine_for, served
+from support.web.service import disposing, engine_for, served, sessions_of
 from support.workers.business import APPLY, Business
 from txbox import Inbox, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
@@ -56,12 +56,11 @@ def serve(schema_url: str, business: Business, errors: list[BaseException]) -> S
         mounted: bool = False,
         **options: Any,
     ) -> Iterator[httpx2.Client]:
-        engine, sync = engine_for(schema_url, style), style == "sync"
-        sessions: Any = (sessionmaker if sync else async_sessionmaker)(engine)
+        engine = engine_for(schema_url, style)
         inbox = Inbox("billing", wait_seconds=0.2)
-        once = Idempotency(InTransaction(sessions, inbox), **{"caller": everyone, **options})
+        once = Idempotency(InTransaction(sessions_of(engine), inbox), **{"caller": everyone, **options})
 
-        if sync:
+        if style == "sync":
 
             def endpoint(request: Request) -> Any:
                 return handler(once, request)
@@ -70,15 +69,7 @@ def serve(schema_url: str, business: Business, errors: list[BaseException]) -> S
             async def endpoint(request: Request) -> Any:
                 return await handler(once, request)
 
-        @asynccontextmanager
-        async def lifespan(_: Starlette) -> AsyncIterator[None]:
-            yield
-            if sync:
-                engine.dispose()
-            else:
-                await engine.dispose()
-
-        app = Starlette(routes=[Route("/", endpoint, methods=["GET", "POST"])], lifespan=lifespan)
+        app = Starlette(routes=[Route("/", endpoint, methods=["GET", "POST"])], lifespan=disposing(engine))
         app.add_exception_handler(IntegrityError, lambda *_: Response(status_code=409))
         if around is not None:
             app.add_middleware(BaseHTTPMiddleware, dispatch=around)

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from fastapi import Response
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session, sessionmaker
 from starlette.requests import Request
 
 from support.aws.queues import send, wait_until_empty
@@ -12,16 +13,16 @@ from support.workers.business import APPLY, Business
 from support.workers.memory_worker import at_work
 from txbox import Inbox, Message
 from txbox_aws.sqs import SqsWorker
+from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
     from types_boto3_sqs import SQSClient
 
 
 def test_what_came_by_sqs_is_not_done_again_by_a_request_and_the_other_way_round(
     engine: Engine, schema_url: str, business: Business, sqs: "SQSClient", queue: str
 ) -> None:
-    def handle(session: "Session", message: Message) -> None:
+    def handle(session: Session, message: Message) -> None:
         session.execute(APPLY, {"id": "by a message", "body": ""})
 
     worker = SqsWorker(queue, inbox=Inbox("billing"), engine=engine, handler=handle, wait_seconds=1)
@@ -36,11 +37,6 @@ def test_what_came_by_sqs_is_not_done_again_by_a_request_and_the_other_way_round
 
 
 def test_the_service_may_say_itself_what_is_there(engine: Engine, schema_url: str, business: Business) -> None:
-    from sqlalchemy import create_engine
-    from sqlalchemy.orm import Session, sessionmaker
-
-    from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
-
     def processed(request: Request, session: Session) -> Response:
         balance = session.connection().exec_driver_sql("SELECT balance FROM account WHERE account_id = 1").scalar_one()
         return Response(f"the balance is {balance}", 200)

@@ -1,14 +1,14 @@
-"""Threads and tasks that outlive the request they work for: their connection is neither closed nor used by others."""
+"""Requests that are cut short: nothing is left behind, and nobody uses the connection of a thread that outlives one."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
@@ -18,10 +18,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from support.waiting import wait_until
-from support.web.service import engine_for
+from support.web.service import engine_for, no_body
 from support.workers.business import APPLY, Business
 from txbox import Inbox, StatementLeftOpen
-from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone
+from txbox.leases import LeaseState, PostgresLedger
+from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, UnderLease, everyone
 
 SLEEP = text("SELECT pg_sleep(30)")
 WHICH = text("SELECT pg_backend_pid()")
@@ -43,23 +44,21 @@ async def request(app: Any, key: str, sent: list[Message]) -> None:
     headers = [(b"idempotency-key", key.encode())]
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
 
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await app(scope, receive, send)
+    await app(scope, no_body, send)
 
 
-async def cut(ways: str, call: Awaitable[None], entered: Callable[[], Awaitable[object]]) -> None:
+async def cut(ways: str, call: Coroutine[Any, Any, None], entered: Callable[[], Coroutine[Any, Any, object]]) -> None:
     """Cut a request short, in one of the ways of asyncio, once it has entered its handler's work."""
-    task = asyncio.ensure_future(call)
+    task = asyncio.create_task(call, name="request")
     if ways == "cancel":
-        await entered()
+        await asyncio.wait_for(entered(), 30)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+        assert task.cancelled()
     else:
         with suppress(TimeoutError):
             if ways == "wait_for":
@@ -220,3 +219,95 @@ def test_a_handler_that_answers_while_its_thread_is_at_work_has_done_nothing(
     engine.dispose()
     assert business.applied() == {}
     assert business.recorded() == set()
+
+
+async def cancelled_in_handler(once: Idempotency, apply: Callable[[Any], Any]) -> None:
+    """Run a request up to its handler, and cancel it there, as a server does that shuts down."""
+    entered = asyncio.Event()
+
+    async def handler(subject: Any) -> None:
+        await apply(subject)
+        entered.set()
+        await asyncio.Event().wait()
+
+    sent: list[Message] = []
+    await cut("cancel", request(application(once, handler), "k1", sent), entered.wait)
+    assert sent == []
+
+
+@pytest.mark.parametrize("driver", ["async", "asyncpg"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_its_transaction_is_rolled_back_and_its_connection_given_back(
+    schema_url: str, business: Business, driver: str, times: int
+) -> None:
+    rolled_back = []
+
+    async def main() -> None:
+        engine = engine_for(schema_url, driver)
+
+        @event.listens_for(engine.sync_engine, "rollback")
+        def cancel_again(_: object) -> None:
+            if times == 2:
+                next(task for task in asyncio.all_tasks() if task.get_name() == "request").cancel()
+
+        @event.listens_for(engine.sync_engine, "checkin")
+        def note(driver_connection: object, _: object) -> None:
+            rolled_back.append(driver_connection is not None)
+
+        once = Idempotency(InTransaction(async_sessionmaker(engine), Inbox("billing")), caller=everyone)
+        await cancelled_in_handler(once, lambda session: session.execute(APPLY, {"id": "tea", "body": ""}))
+        assert engine.pool.checkedout() == 0
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert rolled_back == [True], "the clean-up was cut short, and the connection thrown away"
+    assert business.applied() == {}
+    assert business.recorded() == set()
+
+
+def test_its_session_is_not_closed_while_a_thread_works_on_it(schema_url: str, business: Business) -> None:
+    entered, free = threading.Event(), threading.Event()
+    engine = create_engine(schema_url)
+    once = Idempotency(InTransaction(sessionmaker(engine), Inbox("billing")), caller=everyone)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def wait(*_: object) -> None:
+        entered.set()
+        assert free.wait(30)
+
+    async def nothing(_: object) -> None:
+        return
+
+    async def main() -> None:
+        sent: list[Message] = []
+        task = asyncio.create_task(request(application(once, nothing), "k1", sent))
+        await asyncio.to_thread(entered.wait, 30)
+        for _ in range(2):
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=0.2)
+            assert not done
+        free.set()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert (task.cancelled(), sent) == (True, [])
+        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+    try:
+        asyncio.run(main())
+    finally:
+        free.set()
+        engine.dispose()
+    assert business.recorded() == set()
+
+
+def test_its_lease_is_released_and_the_next_attempt_is_told(engine: Engine) -> None:
+    ledger = PostgresLedger("charging", engine=engine)
+
+    async def nothing(_: object) -> None:
+        return
+
+    asyncio.run(cancelled_in_handler(Idempotency(UnderLease(ledger), caller=everyone), nothing))
+    acquisition = ledger.acquire("k1")
+    assert acquisition.state is LeaseState.ACQUIRED
+    assert acquisition.lease is not None
+    assert acquisition.lease.unknown_attempts == 1

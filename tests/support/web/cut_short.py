@@ -13,8 +13,8 @@ from typing import Any
 
 import uvicorn
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from support.web.service import engine_for
+from support.web.service import engine_for, sessions_of
 from support.workers.business import APPLY
 from txbox import Inbox
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone
@@ -74,8 +74,7 @@ def service(url: str, style: str) -> CutShort:
     """
     is_async = style.startswith("async")
     engine = engine_for(url, style, pool_size=10)
-    sessions: Any = (async_sessionmaker if is_async else sessionmaker)(engine)
-    once = Idempotency(InTransaction(sessions, Inbox("billing", wait_seconds=0.2)), caller=everyone)
+    once = Idempotency(InTransaction(sessions_of(engine), Inbox("billing", wait_seconds=0.2)), caller=everyone)
 
     def see(row: Any, token: str) -> None:
         if row[0] != token:

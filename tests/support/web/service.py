@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel
 from sqlalchemy import create_engine, make_url
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.concurrency import run_in_threadpool
 
@@ -74,19 +74,9 @@ def service(
     """Make the service: POST /purchases inserts into ``effect`` and adds to ``account``."""
     is_async, covers = style.startswith("async"), posts_and_patches if style.endswith("middleware") else None
     engine = engine_for(url, style, isolation_level=level, pool_size=20)
-    sessions: Any = (async_sessionmaker if is_async else sessionmaker)(engine)
     inbox = inbox or Inbox("billing", wait_seconds=0.2)
-    once = Idempotency(InTransaction(sessions, inbox), **{"caller": caller_of, **options})
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        if is_async:
-            await engine.dispose()
-        else:
-            engine.dispose()
-
-    app = FastAPI(lifespan=lifespan)
+    once = Idempotency(InTransaction(sessions_of(engine), inbox), **{"caller": caller_of, **options})
+    app = FastAPI(lifespan=disposing(engine))
     app.add_middleware(IdempotencyMiddleware, once, covers=covers)
     app.state.once = once
 
@@ -108,6 +98,30 @@ def service(
 
     app.post("/purchases")(buy if is_async else buy_in_thread)
     return app
+
+
+def sessions_of(engine: Any) -> Any:
+    """Make the sessions of an engine."""
+    return (async_sessionmaker if isinstance(engine, AsyncEngine) else sessionmaker)(engine)
+
+
+def disposing(engine: Any) -> Any:
+    """Return the lifespan of an application whose engine ends with it."""
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        yield
+        if isinstance(engine, AsyncEngine):
+            await engine.dispose()
+        else:
+            engine.dispose()
+
+    return lifespan
+
+
+async def no_body() -> dict[str, Any]:
+    """Receive a request that has no body."""
+    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 @contextmanager
