@@ -14,7 +14,8 @@ from txbox.errors import InvalidConfiguration
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import DatabaseTarget, ReadBy
 from txbox_cli.output import plain_console, progress_bars, span
-from txbox_cli.signals import ended_in_time, interrupted_plainly, seen_as_interrupt
+from txbox_cli.settings import is_submitted, uses_hadoop
+from txbox_cli.signals import ended_in_time, interrupted_plainly, seen_as_interrupt, terminated_as_interrupt
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -84,6 +85,17 @@ ConfOption = Annotated[
     ),
 ]
 
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """Where Spark runs, and with what."""
+
+    master: MasterOption = None
+    jdbc_jar: JarOption = None
+    conf: ConfOption = None
+
+
+Runtime = Annotated[SparkOptions, ReadBy(SparkOptions)]
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _WITHOUT_C2 = "-XX:TieredStopAtLevel=1"
@@ -192,27 +204,29 @@ def check_before_spark(
         for path in events.paths:
             if not any(sign in path for sign in ("://", *"*?[{")) and not Path(path).exists():
                 raise SourceError(f"there is nothing at {path}")
-    with db.engine() as engine:
-        if ledger:
-            LoadLedger(engine, db.schema, db.prefix).check()
-            if upsert is not None:
-                with engine.connect() as connection:
-                    try:
-                        upsert.check(connection)
-                    except InvalidConfiguration as error:
-                        raise UsageError(f"--upsert-into: {error}") from error
-        else:
-            from txbox.postgres.transactions import check_table
-            from txbox.schema import tables
+    if not ledger:
+        require_table(db, "processed_message")
+        return
+    with db.engine() as engine, engine.connect() as connection:
+        LoadLedger(engine, db.schema, db.prefix).check()
+        if upsert is not None:
+            try:
+                upsert.check(connection)
+            except InvalidConfiguration as error:
+                raise UsageError(f"--upsert-into: {error}") from error
 
-            with engine.connect() as connection:
-                check_table(connection, tables(db.schema, db.prefix).processed_message)
+
+def require_table(db: DatabaseTarget, name: str) -> None:
+    """Raise ``SchemaMissing`` unless a table of ours exists."""
+    from txbox.postgres.transactions import check_table
+    from txbox.schema import tables
+
+    with db.engine() as engine, engine.connect() as connection:
+        check_table(connection, getattr(tables(db.schema, db.prefix), name))
 
 
 def _reads_this_machine(master: str | None) -> bool:
     """Whether paths are on this machine: on a cluster, one without a scheme may be on a distributed file system."""
-    from txbox_cli.settings import is_submitted, uses_hadoop
-
     return (master is None or master.startswith("local")) and not (is_submitted() or uses_hadoop())
 
 
@@ -231,16 +245,10 @@ def java_options(paths: Sequence[str], master: str | None) -> str:
 
 
 @contextmanager
-def session(
-    name: str,
-    master: str | None,
-    jdbc_jar: Path | None,
-    conf: Sequence[str] | None,
-    java: str = "",
-) -> Iterator[Any]:
+def session(name: str, on: SparkOptions, java: str = "") -> Iterator[Any]:
     """Start a Spark session for one command, and stop it at the end. Kill a JVM that does not stop in time.
 
-    ``java`` is what ``java_options`` returns; ``conf`` overrides it.
+    ``java`` is what ``java_options`` returns; ``on.conf`` overrides it.
 
     Raises:
         UsageError: --fields names no columns.
@@ -256,11 +264,11 @@ def session(
         console.print("starting Spark …", style="dim")
     quiet_pyspark()  # before the start: py4j logs a traceback for a Ctrl-C during it
     interrupted_plainly(mute_jvm)
-    settings = pairs("--conf", conf)
+    settings = pairs("--conf", on.conf)
     if java:
         settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
     with seen_as_interrupt(), ended_in_time(kill_jvm):
-        spark = spark_session(name, master=master, jdbc_jar=jdbc_jar, settings=settings)
+        spark = spark_session(name, master=on.master, jdbc_jar=on.jdbc_jar, settings=settings)
         # Again: Spark has installed a handler that cancels jobs over the very connection that the signal interrupts.
         interrupted_plainly(mute_jvm)
         try:
@@ -306,6 +314,22 @@ def progress_display(run: CurrentRun, *, silent: bool = False) -> "Iterator[Call
 
     with progress_bars(console, TextColumn("{task.fields[remark]}")) as progress:
         yield shown_by(_Bars(progress))
+
+
+@contextmanager
+def job(
+    name: str, on: SparkOptions, *, as_json: bool, java: str = "", run: CurrentRun | None = None
+) -> "Iterator[tuple[Any, Callable[[JobProgress], None]]]":
+    """Start a session for one command, and show the progress of its job, until a signal ends it.
+
+    With ``as_json`` nothing is shown under spark-submit, which has one stream for all output.
+    """
+    with (
+        terminated_as_interrupt(),
+        session(name, on, java) as started,
+        progress_display(run or CurrentRun(), silent=as_json and is_submitted()) as show,
+    ):
+        yield started, show
 
 
 class _Lines:

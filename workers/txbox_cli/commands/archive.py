@@ -8,7 +8,6 @@ from txbox_cli import spark
 from txbox_cli.errors import CommandFailed
 from txbox_cli.options import DatabaseOptions, DatabaseTarget, JsonOption, read_span
 from txbox_cli.output import counted, print_json
-from txbox_cli.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
     from txbox_spark import ArchiveReport
@@ -24,9 +23,8 @@ def archive(
         bool,
         typer.Option("--release", help="Archive nothing, and let Postgres forget what this archive does not have."),
     ] = False,
-    master: spark.MasterOption = None,
-    jdbc_jar: spark.JarOption = None,
-    conf: spark.ConfOption = None,
+    *,
+    on: spark.Runtime,
     as_json: JsonOption = False,
 ) -> int:
     """Move what was sent and processed to Parquet, so that Postgres may forget it.
@@ -40,17 +38,15 @@ def archive(
     FOLDER/sent and FOLDER/processed are folders that Spark, DuckDB, Athena and others read as they are.
     """
     span = read_span("--wait", wait)
-    _check(db)
+    from txbox_spark.runtime.session import require_pyspark
+
+    require_pyspark()
+    spark.require_table(db, "archive")
     if release:
         return _release(folder, db)
-    from txbox_cli.settings import is_submitted
     from txbox_spark import archive as move
 
-    with (
-        terminated_as_interrupt(),
-        spark.session("txbox archive", master, jdbc_jar, conf) as session,
-        spark.progress_display(spark.CurrentRun(), silent=as_json and is_submitted()) as show,
-    ):
+    with spark.job("txbox archive", on, as_json=as_json) as (session, show):
         report = move(
             session,
             folder,
@@ -65,17 +61,6 @@ def archive(
     else:
         _print(report)
     return 0
-
-
-def _check(db: DatabaseTarget) -> None:
-    """Check everything that can be checked before Spark starts, which takes long."""
-    from txbox.postgres.transactions import check_table
-    from txbox.schema import tables
-    from txbox_spark.runtime.session import require_pyspark
-
-    require_pyspark()
-    with db.engine() as engine, engine.connect() as connection:
-        check_table(connection, tables(db.schema, db.prefix).archive)
 
 
 def _release(folder: str, db: DatabaseTarget) -> int:

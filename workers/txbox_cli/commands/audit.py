@@ -90,9 +90,8 @@ def audit(
         str | None,
         typer.Option("--inbox-archive", metavar="FOLDER", help="That of the inbox's database; without it, the same."),
     ] = None,
-    master: spark.MasterOption = None,
-    jdbc_jar: spark.JarOption = None,
-    conf: spark.ConfOption = None,
+    *,
+    on: spark.Runtime,
     as_json: JsonOption = False,
 ) -> int:
     """Prove that every message that was sent is processed or parked, and that no other is.
@@ -156,7 +155,7 @@ def audit(
                     raise
                 report = _nothing_kept(subscriber or "", destinations or ())
             if archive is not None:
-                with terminated_as_interrupt(), spark.session("txbox audit", master, jdbc_jar, conf) as session:
+                with terminated_as_interrupt(), spark.session("txbox audit", on) as session:
                     archived, also = _compare_archive(
                         session, archive, inbox_archive or archive, inbox, destinations or (), subscriber or "", limit
                     )

@@ -19,8 +19,6 @@ from txbox_cli.errors import Interrupted, UsageError
 from txbox_cli.importer import find
 from txbox_cli.options import DatabaseOptions, DatabaseTarget, JsonOption, PublishToOption, ReadBy
 from txbox_cli.output import print_counts, print_json, printable
-from txbox_cli.settings import is_submitted
-from txbox_cli.signals import terminated_as_interrupt
 from txbox_spark import BulkLoadReport, LoadPlan, RejectedCause
 from txbox_spark.options import Option, fields_of, text_options
 from txbox_spark.runtime.executor_watcher import EXECUTOR_SECONDS
@@ -178,9 +176,7 @@ def bulk_load(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Judge and count the events, and explain the effect; change nothing.")
     ] = False,
-    master: spark.MasterOption = None,
-    jdbc_jar: spark.JarOption = None,
-    conf: spark.ConfOption = None,
+    on: spark.Runtime,
     as_json: JsonOption = False,
 ) -> None:
     """Apply every event of files or tables once, by Spark, whatever live workers have applied or are applying.
@@ -237,19 +233,13 @@ def bulk_load(
         raise UsageError(
             "--fields of a --source are those of --apply, in types that a worker has, without --type and --force"
         )
-    spark.check_before_spark(db, events, master, ledger=True, upsert=apply if isinstance(apply, Upsert) else None)
+    spark.check_before_spark(db, events, on.master, ledger=True, upsert=apply if isinstance(apply, Upsert) else None)
     load: Callable[..., BulkLoadReport | LoadPlan]  # their other arguments are the same
     load = txbox_spark.plan_load if dry_run else partial(txbox_spark.bulk_load, resume=resume)
     bound = settings.get("executor_seconds", EXECUTOR_SECONDS)
-    run = spark.CurrentRun()
+    run, java = spark.CurrentRun(), spark.java_options(events.paths, on.master)
     try:
-        with (
-            terminated_as_interrupt(),
-            spark.session(
-                "txbox bulk-load", master, jdbc_jar, conf, spark.java_options(events.paths, master)
-            ) as session,
-            spark.progress_display(run, silent=as_json and is_submitted()) as show,
-        ):
+        with spark.job("txbox bulk-load", on, as_json=as_json, java=java, run=run) as (session, show):
             frame, source = events.read(
                 session,
                 schema=fields if mapped is None else None,

@@ -8,7 +8,6 @@ from txbox_cli import spark
 from txbox_cli.errors import UsageError
 from txbox_cli.options import DatabaseOptions, JsonOption
 from txbox_cli.output import print_counts, print_json, printable
-from txbox_cli.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
     from txbox_spark import Reconciliation
@@ -27,9 +26,8 @@ def reconcile(
     ] = None,
     sample: Annotated[int, typer.Option(help="How many ids of each kind to show.", min=0)] = 10,
     partitions: Annotated[int | None, typer.Option(help="Tasks that read the inbox.", min=1)] = None,
-    master: spark.MasterOption = None,
-    jdbc_jar: spark.JarOption = None,
-    conf: spark.ConfOption = None,
+    *,
+    on: spark.Runtime,
     as_json: JsonOption = False,
 ) -> int:
     """Find the events of an archive that were never processed, and the ids in the inbox that are in no archive.
@@ -41,15 +39,10 @@ def reconcile(
     """
     if events.source is not None and fields is not None:
         raise UsageError("--fields is of files; a --source has its own columns")
-    from txbox_cli.settings import is_submitted
     from txbox_spark import reconcile as compare
 
-    spark.check_before_spark(db, events, master, ledger=False)
-    with (
-        terminated_as_interrupt(),
-        spark.session("txbox reconcile", master, jdbc_jar, conf) as session,
-        spark.progress_display(spark.CurrentRun(), silent=as_json and is_submitted()) as show,
-    ):
+    spark.check_before_spark(db, events, on.master, ledger=False)
+    with spark.job("txbox reconcile", on, as_json=as_json) as (session, show):
         found = compare(
             events.read(session, schema=fields)[0],
             url=db.url,

@@ -29,6 +29,9 @@ SPARE_CONNECTIONS = 3
 ASYNC_CONNECTIONS = 3
 """Also, where a publisher is async: to claim, to settle, and to claim while an older claim ends."""
 
+OF_ANY_RELAY = {"target", "stop_seconds", "health_port", "health_host"}
+"""The parameters of the command that a relay which a module has made takes, too."""
+
 
 def relay(
     target: Annotated[
@@ -112,23 +115,11 @@ def relay(
 
     Exit status 1 if finishing took longer than allowed.
     """
-    given = {
-        "--url": url,
-        "--schema": schema,
-        "--prefix": prefix,
-        "--senders": senders,
-        "--concurrency": concurrency,
-        "--batch-size": batch_size,
-        "--max-attempts": max_attempts,
-        "--keep-sent": keep_sent,
-        "--publish-timeout-seconds": publish_timeout_seconds,
-        "--no-listen": no_listen or None,
-        "--traces": traces or None,
-    }
+    given = [name for name, value in locals().items() if value is not None and value is not False]
     span = None if keep_sent is None else read_span("--keep-sent", keep_sent)
     found = None if target is None else _load(target)
     if isinstance(found, Relay):
-        if refused := [option for option, value in given.items() if value is not None]:
+        if refused := [f"--{name.replace('_', '-')}" for name in given if name not in OF_ANY_RELAY]:
             raise UsageError(f"{target} is a relay, which has its own settings; leave out {', '.join(refused)}")
         _run(found, stop_seconds, f"{target} is at work", health_host, health_port)
         return

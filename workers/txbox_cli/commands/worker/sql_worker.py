@@ -106,20 +106,4 @@ def sql_worker(
     ] = None,
     max_attempts: Annotated[int | None, worker_option("max_attempts")] = None,
 ) -> SqlWorker:
-    options = {
-        "queue": queue,
-        "subscriber": subscriber,
-        "apply": apply,
-        "fields": fields,
-        "publish_to": publish_to,
-        "url": url,
-        "schema": schema,
-        "prefix": prefix,
-        "threads": threads,
-        "batch_size": batch_size,
-        "prefetch": prefetch,
-        "gather_seconds": gather_seconds,
-        "visibility_seconds": visibility_seconds,
-        "max_attempts": max_attempts,
-    }
-    return SqlWorker({name: value for name, value in options.items() if value is not None})
+    return SqlWorker({name: value for name, value in locals().items() if value is not None})
