@@ -23,8 +23,12 @@ COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "txbox_cl
 PASSWORD = "hunter2"  # shown nowhere
 
 
-def forget_module(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Have a module imported anew in this test, and forgotten after it: others have one of that name too."""
+def own_module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text: str | None = None) -> None:
+    """Work in a folder with a module, written there unless it is; it is imported anew, and forgotten after the test."""
+    if text is not None:
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     del sys.modules[name]
 

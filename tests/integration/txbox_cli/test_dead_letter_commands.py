@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,12 +15,10 @@ from sqlalchemy import Engine
 
 from support.aws.queues import held, send
 from support.postgres.statements import bytes_fetched
-from support.program import Ended
+from support.program import Ended, Running
 from support.waiting import wait_until
-from support.workers.memory_worker import at_work
 from txbox import DeadLetter, DeadLetters, Inbox, Reason
 from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
-from txbox_aws.sqs import SqsWorker
 from txbox_cli.commands.dead_letters.letters import BODY_BYTES, PART_BYTES
 
 if TYPE_CHECKING:
@@ -60,18 +59,6 @@ EVERY_FILTER = [
 ]
 
 
-def test_a_dry_run_leaves_out_expired_letters_as_the_redrive_would(txbox: Txbox, engine: Engine, queue: str) -> None:
-    park(engine, queue, "young")
-    park(engine, queue, "old", reason=Reason.EXPIRED)
-    redrive = ("dead-letters", "redrive", "--all", "--dry-run")
-    out = txbox(*redrive).out
-    assert out.endswith("\n1 letter would be sent through again; 1 expired letter only with --expired\n")
-    assert json.loads(txbox(*redrive, "--json").out)["letters"] == 1
-    assert txbox(*redrive, "--expired").out.endswith("\n2 letters would be sent through again\n")
-    discard = txbox("dead-letters", "discard", "--all", "--dry-run", "--note", "x")
-    assert discard.out.endswith("\n2 letters would be discarded\n")
-
-
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -106,19 +93,33 @@ def test_a_dry_run_counts_and_shows_and_does_nothing(txbox: Txbox, engine: Engin
     found = json.loads(txbox("dead-letters", "discard", "--reason", "crashed", "--dry-run", "--json").out)
     assert found["letters"] == 1
     assert [letter["message_id"] for letter in found["first"]] == ["c"]
-    assert (
-        txbox("dead-letters", "redrive", "--error", "x", "--dry-run").out == "0 letters would be sent through again\n"
-    )
-    assert txbox("dead-letters", "redrive", "--error", "x").out == "0 sent through again\n"
-    assert txbox("dead-letters", "discard", "--error", "x", "--note", "none").out == "0 discarded\n"
     assert len(DeadLetters(engine).list()) == 4
     assert txbox("dead-letters", "operations").out == "no operations\n"
+
+
+def test_a_dry_run_leaves_out_what_the_redrive_would(txbox: Txbox, engine: Engine, queue: str) -> None:
+    for id_, reason in (("a", Reason.FAILED), ("x", Reason.BEHIND), ("y", Reason.BEHIND)):
+        park(engine, queue, id_, order_key="ann", reason=reason)
+    park(engine, queue, "old", reason=Reason.EXPIRED)
+    redrive, discard = (("dead-letters", action, "--dry-run") for action in ("redrive", "discard"))
+    assert txbox(*redrive, "--reason", "behind").out.endswith(
+        "0 letters would be sent through again; 2 letters not, behind others of the same key that are not sent\n"
+    )
+    assert json.loads(txbox(*redrive, "--reason", "behind", "--json").out)["letters"] == 0
+    assert "2 letters would be discarded\n" in txbox(*discard, "--reason", "behind").out
+    out = txbox(*redrive, "--all").out
+    assert out.endswith("\n3 letters would be sent through again; 1 expired letter only with --expired\n")
+    assert txbox(*redrive, "--all", "--expired").out.endswith("\n4 letters would be sent through again\n")
+    assert txbox(*discard, "--all").out.endswith("\n4 letters would be discarded\n")
 
 
 def test_a_redrive_by_filter_is_on_record(
     txbox: Txbox, engine: Engine, queue: str, sqs: "SQSClient", numbers: list[int]
 ) -> None:
-    arguments = [*EVERY_FILTER, "--source", queue, "--note", "repaired", "--by", "kim", "--per-second", "50"]
+    which = [*EVERY_FILTER, "--source", queue]
+    listed = json.loads(txbox("dead-letters", "list", *which, "--json").out)
+    assert [letter["dead_letter_id"] for letter in listed] == numbers[:1]
+    arguments = [*which, "--note", "repaired", "--by", "kim", "--per-second", "50"]
     assert txbox("dead-letters", "redrive", *arguments) == Ended(0, "1 sent through again\n", "")
     assert held(sqs, queue)["waiting"] == 1
     assert [letter.message_id for letter in DeadLetters(engine).list()] == ["b", "c", "d"]
@@ -148,11 +149,6 @@ def test_a_redrive_by_filter_is_on_record(
     done = json.loads(txbox("dead-letters", "resume", str(found["operation_id"]), "--json").out)
     assert (done["redriven"], done["pending"]) == ([], 0), "nothing is left of it"
     assert held(sqs, queue)["waiting"] == 1
-
-
-def test_a_list_takes_the_same_filter(txbox: Txbox, queue: str, numbers: list[int]) -> None:
-    listed = json.loads(txbox("dead-letters", "list", *EVERY_FILTER, "--source", queue, "--json").out)
-    assert [letter["dead_letter_id"] for letter in listed] == numbers[:1]
 
 
 def test_a_discard_takes_a_note_and_is_final(txbox: Txbox, engine: Engine, numbers: list[int]) -> None:
@@ -280,11 +276,11 @@ def test_letters_of_a_key_are_sent_in_order_and_the_key_is_seen_to_be_held(
 
 
 def test_a_redrive_until_free_sends_what_waits_behind_and_says_which_keys_are_not_free(
-    txbox: Txbox, engine: Engine, queue: str, sqs: "SQSClient"
+    txbox: Txbox, engine: Engine, queue: str
 ) -> None:
-    _, _, bob = (park(engine, queue, id_, order_key=key) for id_, key in (("a", "ann"), ("x", "ann"), ("b", "bob")))
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE dead_letter SET reason = 'behind' WHERE message_id = 'x'")
+    park(engine, queue, "a", order_key="ann")
+    park(engine, queue, "x", order_key="ann", reason=Reason.BEHIND)
+    bob = park(engine, queue, "b", order_key="bob")
     arguments = ["dead-letters", "redrive", "--reason", "failed", "--until-free"]
     txbox(*arguments, "soon").failed_in_one_line(2, "--until-free must be a span of time")
     ended = txbox(*arguments, "0.1s")
@@ -296,40 +292,6 @@ def test_a_redrive_until_free_sends_what_waits_behind_and_says_which_keys_are_no
     DeadLetters(engine).discard(bob, note="lost")
     found = json.loads(txbox("dead-letters", "resume", str(operation.operation_id), "--json").out)
     assert [key["order_key"] for key in found["held_keys"]] == ["ann"]
-    worker = SqsWorker(
-        queue,
-        inbox=Inbox("billing"),
-        engine=engine,
-        handler=lambda _, __: None,
-        client=sqs,
-        wait_seconds=1,
-        ordered=True,
-    )
-    with engine.begin() as connection:  # once more, and for a minute
-        connection.exec_driver_sql("UPDATE dead_letter_operation SET options = '{\"until_free_seconds\": 60}'")
-    with at_work(worker):
-        ended = txbox("dead-letters", "resume", str(operation.operation_id))
-    assert (ended.status, ended.err) == (0, "")
-    assert "order:" not in txbox("status").out
-    assert LetterOperations(engine).get(operation.operation_id).outcomes == {"redriven": 3}
-
-
-def test_a_dry_run_counts_no_letters_that_would_be_refused(txbox: Txbox, engine: Engine, queue: str) -> None:
-    for message_id in ("a", "x", "y"):
-        park(engine, queue, message_id, order_key="ann")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE dead_letter SET reason = 'behind' WHERE message_id <> 'a'")
-    redrive = ("dead-letters", "redrive", "--reason", "behind", "--dry-run")
-    assert txbox(*redrive).out.endswith(
-        "0 letters would be sent through again; 2 letters not, behind others of the same key that are not sent\n"
-    )
-    assert json.loads(txbox(*redrive, "--json").out)["letters"] == 0
-    for command, told in (
-        ("redrive", "3 letters would be sent through again"),
-        ("discard", "3 letters would be discarded"),
-    ):
-        assert txbox("dead-letters", command, "--all", "--dry-run").out.endswith(f"{told}\n")
-    assert "2 letters would be discarded\n" in txbox("dead-letters", "discard", *redrive[2:]).out
 
 
 def test_an_operation_of_an_embedding_program_can_be_resumed(
@@ -363,12 +325,6 @@ def test_what_cannot_be_meant_is_refused(txbox: Txbox, engine: Engine, arguments
     park(engine, "queue", "a")
     txbox("dead-letters", *arguments).failed_in_one_line(2, why)
     assert txbox("dead-letters", "operations").out == "no operations\n"
-
-
-def test_an_operation_that_is_not_there(txbox: Txbox) -> None:
-    txbox("dead-letters", "resume", "99").failed_in_one_line(
-        1, "operation 99 does not exist; see `txbox dead-letters op"
-    )
 
 
 # --- SQS's own dead-letter queues ------------------------------------------------------------------------------------
@@ -418,3 +374,71 @@ def test_sqs_is_not_asked_to_move_anything_unless_new_ids_are_accepted(txbox: Tx
 )
 def test_a_queue_that_cannot_be_meant_is_refused(txbox: Txbox, arguments: list[str], why: str) -> None:
     txbox("dead-letters", *arguments).failed_in_one_line(2, why)
+
+
+LETTERS = 150
+KILLS = 3
+SLOWLY = ("--per-second", "5")
+"""All three processes are killed long before the last letter, also where the machine stands still for seconds."""
+
+
+def at_work(engine: Engine) -> int:
+    """How many sessions have letters of an operation in hand."""
+    with engine.connect() as connection:
+        return int(
+            connection.exec_driver_sql(
+                "SELECT count(*) FROM pg_locks "
+                "WHERE relation = 'dead_letter_selection'::regclass AND pid <> pg_backend_pid()"
+            ).scalar_one()
+        )
+
+
+def drained(sqs: "SQSClient", queue: str) -> Counter[str]:
+    """All ids that the queue holds, with how often."""
+    found: Counter[str] = Counter()
+    while messages := sqs.receive_message(
+        QueueUrl=queue, MaxNumberOfMessages=10, MessageAttributeNames=["All"], VisibilityTimeout=600
+    ).get("Messages"):
+        found.update(message["MessageAttributes"]["message-id"]["StringValue"] for message in messages)
+    return found
+
+
+@pytest.mark.chaos
+def test_processes_that_are_killed_send_no_committed_letter_twice(
+    txbox: Callable[..., Ended], schema_url: str, engine: Engine, queue: str, sqs: "SQSClient"
+) -> None:
+    letters = DeadLetters(engine)
+    ids = [f"m-{number:03}" for number in range(LETTERS)]
+    for id_ in ids:
+        letters.park(DeadLetter("billing", id_, Reason.FAILED, "no", 3, queue, b"{}"))
+    env = {"TXBOX_DATABASE_URL": schema_url}
+
+    def redriven() -> int:
+        with engine.connect() as connection:
+            return int(connection.exec_driver_sql("SELECT count(redriven_at) FROM dead_letter").scalar_one())
+
+    with Running("dead-letters", "redrive", "--all", *SLOWLY, env=env) as first:
+        wait_until(lambda: redriven() >= 1, "the first letter being sent", timeout=60)
+        (operation,) = LetterOperations(engine).list()
+        with Running("dead-letters", "resume", str(operation.operation_id), *SLOWLY, env=env) as second:
+            wait_until(lambda: redriven() >= 10, "both being at work", timeout=60)
+            first.signal(signal.SIGKILL)
+            first.wait()
+            wait_until(lambda: redriven() >= 20, "the other one going on", timeout=60)
+            second.signal(signal.SIGKILL)
+            second.wait()
+    before = redriven()
+    with Running("dead-letters", "resume", str(operation.operation_id), *SLOWLY, env=env) as third:
+        wait_until(lambda: redriven() > before, "a third one going on", timeout=60)
+        third.signal(signal.SIGKILL)
+        third.wait()
+    wait_until(lambda: not at_work(engine), "the server ending what the killed ones had begun", timeout=60)
+    left = LETTERS - redriven()
+    assert left > 0, "all three were killed at work"
+    ended = json.loads(txbox("dead-letters", "resume", str(operation.operation_id), "--json").out)
+    assert (len(ended["redriven"]), ended["gone"], ended["failed"], ended["pending"]) == (left, [], {}, 0)
+    sent = drained(sqs, queue)
+    assert set(sent) == set(ids), "every letter was sent"
+    assert sum(sent.values()) - LETTERS <= KILLS, "only what was in the hands of a killed process was sent again"
+    assert redriven() == LETTERS
+    assert LetterOperations(engine).get(operation.operation_id).outcomes == {"redriven": LETTERS}

@@ -1,33 +1,55 @@
-"""Health over HTTP: of services whose database goes and comes back, and of the commands that have a port for it."""
+"""Health and metrics over HTTP: of services whose database goes and comes back, of commands, and of queues."""
 
 import contextlib
+import http.client
 import os
 import re
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from prometheus_client import CollectorRegistry
 from sqlalchemy import create_engine, make_url
 
+from support.aws.queues import send
 from support.http import answer
 from support.program import Ended
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work, make
+from txbox import BrokerError
 from txbox.maintenance import Maintainer
 from txbox.relay import Relay
 from txbox.schema import tables
 from txbox.service import Service
+from txbox_aws.broker import SqsQueue
 from txbox_cli.commands.operate.exporter import exporting
 from txbox_cli.commands.operate.health import health_of
+from txbox_cli.commands.operate.metrics_server import (
+    CONNECTIONS,
+    REQUEST_SECONDS,
+    WAIT_SECONDS,
+    answering,
+    line,
+)
+from txbox_cli.commands.operate.queue_collector import QueueCollector
+from txbox_cli.errors import CommandFailed
 from txbox_cli.options import DatabaseTarget
 from txbox_local import LocalPostgres
 from txbox_workers.memory_source import MemorySource
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
 
 Txbox = Callable[..., Ended]
 NOTICED_SECONDS = 15.0
@@ -136,3 +158,104 @@ def test_the_exporter_has_figures_of_the_database_and_of_queues(txbox: Txbox, qu
 
 def test_a_queue_of_the_exporter_is_a_url(txbox: Txbox) -> None:
     txbox("exporter", "--queue", "orders").failed_in_one_line(2, "--queue must be the URL of a queue")
+
+
+def test_it_answers_what_it_has_and_names_it_otherwise() -> None:
+    with answering("127.0.0.1", 0, {"/live": lambda: line(200, "live")}) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/live?x=1", timeout=10) as answer:
+            assert answer.read() == b"live\n"
+        with pytest.raises(urllib.error.HTTPError, match="404") as raised:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
+        raised.value.close()
+        with pytest.raises(CommandFailed, match="choose another --port"), answering("127.0.0.1", port, {}):
+            pass
+
+
+def test_clients_that_send_nothing_keep_no_probe_waiting() -> None:
+    with answering("127.0.0.1", 0, {"/live": lambda: line(200, "live")}) as port, ExitStack() as opened:
+        silent = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(CONNECTIONS)]
+        silent[0].sendall(b"GET /live HTTP/1.1\r\n")  # and then nothing
+        began = time.monotonic()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=10) as answer:
+            assert answer.read() == b"live\n"
+        assert time.monotonic() - began < WAIT_SECONDS
+        for one in silent:
+            one.settimeout(10)
+        assert silent[0].recv(1) == b"", "the first that asked has made room"
+        assert silent[1].recv(1) == b"", "and the others are not waited for"
+        assert WAIT_SECONDS < time.monotonic() - began < 2 * REQUEST_SECONDS
+
+
+def test_connections_beyond_the_bound_are_closed_while_all_others_are_answered() -> None:
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def slow() -> tuple[int, str, bytes]:
+        begun.release()
+        go_on.wait(30)
+        return line(200, "slow")
+
+    with answering("127.0.0.1", 0, {"/slow": slow}) as port, ThreadPoolExecutor(CONNECTIONS) as pool:
+        url = f"http://127.0.0.1:{port}/slow"
+
+        def ask() -> bytes:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                return answer.read()
+
+        answers = [pool.submit(ask) for _ in range(CONNECTIONS)]
+        try:
+            assert all(begun.acquire(timeout=20) for _ in range(CONNECTIONS))
+            with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+                ask()
+        finally:
+            go_on.set()
+        assert {one.result() for one in answers} == {b"slow\n"}
+
+
+def registry_of(*queues: str, limit_seconds: float = 20.0) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(QueueCollector(queues, interval_seconds=1e-9, limit_seconds=limit_seconds))
+    return registry
+
+
+def up(registry: CollectorRegistry, queue: str) -> float | None:
+    return registry.get_sample_value("txbox_queue_up", {"source": queue})
+
+
+def waiting(registry: CollectorRegistry, queue: str) -> float | None:
+    return registry.get_sample_value("txbox_queue_messages", {"source": queue, "state": "waiting"})
+
+
+def test_each_queue_says_how_much_it_holds_and_one_that_cannot_says_nothing(
+    make_queue: Callable[..., str], sqs: "SQSClient", caplog: pytest.LogCaptureFixture
+) -> None:
+    full, empty = make_queue(), make_queue()
+    send(sqs, full, ["a", "b"])
+    missing = f"{empty}-not"
+    registry = registry_of(full, empty, missing)
+    assert [waiting(registry, one) for one in (full, empty, missing)] == [2, 0, None]
+    assert [up(registry, one) for one in (full, empty, missing)] == [1, 1, 0]
+    assert caplog.text.count(f"what waits in {missing} is not known: SQS refused GetQueueAttributes") == 1
+
+
+def test_a_queue_that_gives_no_answer_keeps_the_others_not_waiting(
+    make_queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, hanging, go_on = make_queue(), make_queue(), threading.Event()
+    asked, real = [], SqsQueue.backlog
+
+    def backlog(queue: SqsQueue) -> Mapping[str, int]:
+        asked.append(queue._url)
+        if queue._url == hanging and not go_on.wait(30):
+            raise BrokerError("never")
+        return real(queue)
+
+    monkeypatch.setattr(SqsQueue, "backlog", backlog)
+    registry = registry_of(answers, hanging, limit_seconds=1.0)
+    for _ in range(2):
+        began = time.monotonic()
+        list(registry.collect())
+        assert time.monotonic() - began < 3
+    assert asked.count(hanging) == 1, "not once more while it hangs"
+    assert (up(registry, answers), up(registry, hanging)) == (1, 0)
+    go_on.set()
+    wait_until(lambda: up(registry, hanging) == 1)

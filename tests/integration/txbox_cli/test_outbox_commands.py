@@ -11,12 +11,14 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from support.postgres.blocking import backend_pid
+from support.postgres.statements import run
 from support.program import PASSWORD, Ended
+from support.txbox.outbox import publish
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work
 from txbox import DeadLetters
 from txbox.backoff import Backoff
-from txbox.outbox import Outbox, Outgoing
+from txbox.outbox import Outgoing
 from txbox.outbox.sent_messages import SentMessages
 from txbox.relay import OutboxMessage, Refused, Relay
 
@@ -28,16 +30,6 @@ LATER = Backoff(first_seconds=600, longest_seconds=600)
 class Refuses:
     def send(self, messages: "list[OutboxMessage]") -> list[Refused]:
         return [Refused(message, f"no \x1b[31mstock\nof {message.body!r}") for message in messages]
-
-
-def publish(engine: Engine, *messages: Outgoing) -> list[str]:
-    with engine.begin() as connection:
-        return Outbox(notify=False).publish_many(connection, messages)
-
-
-def change(engine: Engine, statement: str) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(statement)
 
 
 def outbox_rows(engine: Engine) -> list[tuple[object, ...]]:
@@ -64,8 +56,8 @@ def test_status_has_a_line_for_each_destination_and_each_relay(txbox: Txbox, eng
     refuse(engine, Outgoing("own:a", "1"), max_attempts=None)
     refuse(engine, Outgoing("own:b", "1"))
     publish(engine, Outgoing("own:a", "2"), Outgoing("own:a", "3", delay=3600), Outgoing("own:c", "4"))
-    change(engine, "UPDATE outbox_message SET published_at = now() - interval '130 minutes' WHERE body = '1'")
-    change(
+    run(engine, "UPDATE outbox_message SET published_at = now() - interval '130 minutes' WHERE body = '1'")
+    run(
         engine,
         "INSERT INTO outbox_relay (relay_id, host, pid, sent, failed, sent_per_second, started_at, seen_at) VALUES "
         "('1', 'host-a', 11, 1234, 2, 50.25, now() - interval '1 day', now()), "
@@ -90,16 +82,16 @@ def test_status_has_a_line_for_each_destination_and_each_relay(txbox: Txbox, eng
 
 def test_relays_that_are_gone_are_one_line(txbox: Txbox, engine: Engine) -> None:
     add = "INSERT INTO outbox_relay (relay_id, host, pid, started_at, seen_at) "
-    change(engine, f"{add} VALUES ('1', 'host-b', 12, now() - interval '1 day', now() - interval '125 min')")
+    run(engine, f"{add} VALUES ('1', 'host-b', 12, now() - interval '1 day', now() - interval '125 min')")
     out = txbox("status").out
     assert out.splitlines()[1:] == [
         "gone: the relay host-b 12, seen 2 h 5 min ago",
         "outbox: 0 messages; no relay is at work",
     ]
-    change(
+    run(
         engine, f"{add} SELECT 'x' || n, 'host-c', n, now(), now() - n * interval '1 h' FROM generate_series(3, 6) AS n"
     )
-    change(engine, f"{add} VALUES ('9', 'host-a', 11, now(), now())")
+    run(engine, f"{add} VALUES ('9', 'host-a', 11, now(), now())")
     _, headings, alive, gone, summary = txbox("status").out.splitlines()
     assert headings.split()[0] == "relay"
     assert alive.split()[:5] == ["host-a", "11", "0", "0", "–"]  # noqa: RUF001
@@ -111,7 +103,7 @@ def test_relays_that_are_gone_are_one_line(txbox: Txbox, engine: Engine) -> None
 
 def test_status_says_why_a_destination_gets_nothing(txbox: Txbox, engine: Engine) -> None:
     said = json.dumps({"own:a": f"no such queue\n at x://u:{PASSWORD}@h/q", "own:b": "nothing waits there"})
-    change(
+    run(
         engine,
         "INSERT INTO outbox_relay (relay_id, host, pid, seen_at, outages) VALUES "
         f"('1', 'a', 1, now(), '{said}'), ('2', 'b', 2, now(), '{{}}'), "
@@ -133,11 +125,11 @@ def test_status_says_why_a_destination_gets_nothing(txbox: Txbox, engine: Engine
 def test_status_says_what_it_has_not_counted(txbox: Txbox, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txbox.outbox.status.COUNTED_MESSAGES", 10)
     publish(engine, *(Outgoing("own:a", "1", key="k") for _ in range(100)))
-    change(
+    run(
         engine, "INSERT INTO outbox_sent SELECT n::text, n, 'a', NULL, '{}', '', now() FROM generate_series(1, 20) AS n"
     )
-    change(engine, "ANALYZE outbox_message")
-    change(engine, "ANALYZE outbox_sent")
+    run(engine, "ANALYZE outbox_message")
+    run(engine, "ANALYZE outbox_sent")
     ended = wait_until(lambda: (found := txbox("status")).out.endswith("about 20 sent messages kept\n") and found)
     assert ended.out.splitlines()[2].split()[:5] == ["own:a", "≥", "10", "0", "0"]
     assert "outbox: about 100 messages; no relay is at work; about 20 sent" in ended.out
@@ -151,7 +143,7 @@ def test_status_says_who_blocks(txbox: Txbox, engine: Engine, schema_url: str, m
         pid = backend_pid(connection)
         connection.exec_driver_sql(f"SELECT '{PASSWORD}' AS password")
         for _ in range(6):
-            change(engine, "SELECT pg_current_xact_id()")
+            run(engine, "SELECT pg_current_xact_id()")
         out = txbox("status").out
         assert f"blocks: session {pid} (of " in out
         assert "idle in transaction) has kept Postgres from cleaning up for " in out
@@ -185,7 +177,7 @@ def test_letters_of_a_relay_go_back_into_the_outbox(txbox: Txbox, engine: Engine
     headings, line = txbox("dead-letters", "list", "--all", "--destination", "own:a").out.splitlines()
     assert headings.split()[-2:] == ["state", "error"]
     assert re.search(r" \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  *redriven \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line)
-    change(engine, "INSERT INTO outbox_relay (relay_id, host, pid) VALUES ('1', 'a', 1)")
+    run(engine, "INSERT INTO outbox_relay (relay_id, host, pid) VALUES ('1', 'a', 1)")
     ended = txbox("dead-letters", "redrive", "--all", "--destination", "own:b", "--json")
     assert ended.err == ""
     assert len(json.loads(ended.out)["redriven"]) == 1
@@ -208,7 +200,7 @@ def test_a_letter_of_a_relay_has_no_queue(txbox: Txbox, engine: Engine, queue: s
 @pytest.fixture
 def kept(engine: Engine) -> Engine:
     """A database where 2,500 messages were sent and kept, one in each second of the last hour."""
-    change(
+    run(
         engine,
         "INSERT INTO outbox_sent SELECT 'm-' || n, n, CASE n %% 2 WHEN 0 THEN 'own:even' ELSE 'own:odd' END, "
         "'k' || n %% 10, '{\"h\": \"secret\"}', convert_to('secret ' || n, 'UTF8'), now(), "
@@ -228,14 +220,13 @@ def test_what_was_sent_is_listed_without_what_is_in_it(txbox: Txbox, kept: Engin
     assert "secret" not in txbox("outbox", "sent").out + txbox("outbox", "sent", "--json").out
 
 
-@pytest.mark.parametrize("bodies", [[], ["--bodies"]], ids=["lines", "bodies"])
-def test_pages_leave_nothing_out_where_all_were_sent_at_one_time(bodies: list[str], txbox: Txbox, kept: Engine) -> None:
-    change(kept, "DELETE FROM outbox_sent WHERE position > 6")
-    change(kept, "UPDATE outbox_sent SET sent_at = CASE position WHEN 1 THEN now() ELSE now() - interval '1 min' END")
+def test_pages_leave_nothing_out_where_all_were_sent_at_one_time(txbox: Txbox, kept: Engine) -> None:
+    run(kept, "DELETE FROM outbox_sent WHERE position > 6")
+    run(kept, "UPDATE outbox_sent SET sent_at = CASE position WHEN 1 THEN now() ELSE now() - interval '1 min' END")
     seen: list[str] = []
     options: list[str] = []
     while len(seen) < 6:
-        out = txbox("outbox", "sent", "--limit", "2", *bodies, *options).out
+        out = txbox("outbox", "sent", "--limit", "2", *options).out
         found = re.findall(r"m-\d", out)
         assert found
         seen += found
@@ -279,7 +270,7 @@ def test_a_replay_only_counts_until_it_is_told_to_go(txbox: Txbox, kept: Engine)
 
 
 def test_copies_of_an_earlier_replay_are_left_out_and_counted(txbox: Txbox, kept: Engine) -> None:
-    change(
+    run(
         kept,
         "INSERT INTO outbox_sent SELECT message_id, position + 3000, destination, key, headers, body, published_at, "
         "now() FROM outbox_sent WHERE key = 'k3' LIMIT 100",
@@ -321,7 +312,7 @@ def test_a_replay_that_is_stopped_says_how_far_it_came_and_goes_on(
 
 
 def test_a_replay_that_fails_says_how_far_it_came(txbox: Txbox, kept: Engine) -> None:
-    change(kept, "UPDATE outbox_sent SET destination = 'nowhere' WHERE position = 1700")
+    run(kept, "UPDATE outbox_sent SET destination = 'nowhere' WHERE position = 1700")
     ended = txbox("outbox", "replay", "--yes")
     ended.failed_in_one_line(1, "nowhere' is not a destination", "1,000 messages are in the outbox again; continue")
     txbox("outbox", "replay", "--yes", "--after", "1699").failed_in_one_line(1, "nowhere' is not a destination")

@@ -94,37 +94,27 @@ def test_a_name_that_both_have_needs_to_say_which(txbox: Txbox, engine: Engine) 
     assert txbox("resume", "billing").out == "resumed: subscriber billing\n"
 
 
-@pytest.mark.usefixtures("inbox")
 @pytest.mark.parametrize(
-    ("table", "commands"),
+    ("lock", "commands"),
     [
-        ("paused", ("pause", "resume", "status")),
-        ("worker_report", ("pause", "status")),
-        ("processed_message", ("pause", "status")),
-        ("message_lease", ("status",)),
-        ("inbox_horizon", ("status",)),
+        ("LOCK TABLE paused", ("pause", "resume", "status")),
+        ("LOCK TABLE worker_report", ("pause", "status")),
+        ("LOCK TABLE processed_message", ("pause", "status")),
+        ("LOCK TABLE message_lease", ("status",)),
+        ("LOCK TABLE inbox_horizon", ("status",)),
+        ("SELECT FROM paused FOR UPDATE", ("resume",)),
     ],
 )
-def test_a_table_that_another_session_has_locked_is_named(
-    txbox: Txbox, engine: Engine, monkeypatch: pytest.MonkeyPatch, table: str, commands: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr(transactions, "LOCK_SECONDS", 0.1)
-    with engine.connect() as other:
-        other.exec_driver_sql(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
-        for command in commands:
-            arguments = () if command == "status" else ("billing",)
-            txbox(command, *arguments).failed_in_one_line(1, f"{table} is locked by another session")
-
-
-@pytest.mark.usefixtures("inbox")
-def test_a_row_that_another_session_has_locked_bounds_a_resume(
-    txbox: Txbox, engine: Engine, monkeypatch: pytest.MonkeyPatch
+def test_what_another_session_has_locked_is_named(
+    txbox: Txbox, engine: Engine, inbox: None, monkeypatch: pytest.MonkeyPatch, lock: str, commands: tuple[str, ...]
 ) -> None:
     txbox("pause", "billing")
-    with engine.connect() as other, monkeypatch.context() as patch:
-        patch.setattr(transactions, "LOCK_SECONDS", 0.1)
-        other.exec_driver_sql("SELECT FROM paused FOR UPDATE")
-        txbox("resume", "billing").failed_in_one_line(1, "paused is locked by another session")
+    monkeypatch.setattr(transactions, "LOCK_SECONDS", 0.1)
+    with engine.connect() as other:
+        other.exec_driver_sql(lock)
+        for command in commands:
+            arguments = () if command == "status" else ("billing",)
+            txbox(command, *arguments).failed_in_one_line(1, f"{lock.split()[2]} is locked by another session")
     assert txbox("resume", "billing").status == 0
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import Engine
 
-from support.program import PASSWORD, Ended, Running, forget_module
+from support.program import PASSWORD, Ended, Running, own_module
 from support.waiting import wait_until
 from txbox.outbox import Outbox
 
@@ -115,9 +114,7 @@ def test_what_is_not_finished_in_time_is_status_1_and_stays(directory: Path, eng
 
 
 def test_a_relay_has_its_own_settings(txbox: Txbox, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(directory)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    forget_module(monkeypatch, "shop")
+    own_module(monkeypatch, directory, "shop")
     txbox("relay", "shop:relay", "--senders", "2", "--no-listen").failed_in_one_line(
         2, "shop:relay is a relay, which has its own settings; leave out --senders, --no-listen"
     )

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 import txbox as library
-from support.program import Ended
+from support.program import Ended, own_module
 from txbox.instrumentation.json_logs import JsonFormatter
 from txbox_cli import app, settings
 from txbox_cli.settings import Settings
@@ -90,12 +90,10 @@ def test_what_a_module_raises_is_one_line(
     name: str, txbox: Txbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, fragment = MODULES[name]
-    (tmp_path / f"{name}.py").write_text(source)
-    monkeypatch.chdir(tmp_path)
+    own_module(monkeypatch, tmp_path, name, source)
     txbox("worker", f"{name}:worker").failed_in_one_line(1, fragment)
     sys.modules.pop(name, None)
     txbox("--debug", "worker", f"{name}:worker").failed_with_traceback(1, fragment)
-    sys.modules.pop(name, None)
 
 
 def test_a_module_that_lacks_the_name_says_which_workers_it_has(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.program import Ended, forget_module
+from support.program import Ended, own_module
 from txbox.relay import Relay
 
 Txbox = Callable[..., Ended]
@@ -41,9 +41,7 @@ REFUSED = "postgresql://u:hunter2@127.0.0.1:1/x"
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "shop.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    forget_module(monkeypatch, "shop")
+    own_module(monkeypatch, tmp_path, "shop", MODULE)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.program import Ended, forget_module
+from support.program import Ended, own_module
 
 Txbox = Callable[..., Ended]
 
@@ -49,9 +49,7 @@ function = sqs_handler(**BESIDE, batch_handler=on_purchase)
 
 @pytest.fixture(autouse=True)
 def _billing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "billing.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    forget_module(monkeypatch, "billing")
+    own_module(monkeypatch, tmp_path, "billing", MODULE)
 
 
 @pytest.mark.parametrize("name", ["worker", "function", "Purchase"])

@@ -1,6 +1,5 @@
 """However a request to end comes out, a command ends as interrupted."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -23,22 +22,6 @@ def _handlers_put_back() -> object:
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-def break_by(number: signal.Signals) -> None:
-    with suppress(KeyboardInterrupt):  # as Python does where one comes out of a finalizer
-        os.kill(os.getpid(), number)
-        signal.pause()
-    raise ConnectionError("answer is empty")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_what_breaks_because_of_an_interrupt_is_one(number: signal.Signals) -> None:
-    with terminated_as_interrupt():
-        interrupted_plainly(lambda: None)
-        with pytest.raises(KeyboardInterrupt) as raised, seen_as_interrupt():
-            break_by(number)
-    assert isinstance(raised.value.__cause__, ConnectionError)
 
 
 class InterruptedFinalizer:
@@ -81,16 +64,11 @@ def test_an_interrupt_while_python_ends_shows_no_traceback() -> None:
     assert ended.stdout.startswith("txbox ")
 
 
-def test_any_other_error_stays_what_it_is() -> None:
+def test_any_other_error_stays_what_it_is_although_an_earlier_command_was_interrupted() -> None:
+    with terminated_as_interrupt(), suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGHUP)
     with terminated_as_interrupt(), pytest.raises(ConnectionError), seen_as_interrupt():
         raise ConnectionError("answer is empty")
-
-
-def test_an_earlier_command_of_the_process_is_forgotten() -> None:
-    with terminated_as_interrupt(), suppress(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGTERM)
-        signal.pause()
-    test_any_other_error_stays_what_it_is()
 
 
 def test_the_end_of_the_terminal_terminates_unless_it_is_ignored() -> None:

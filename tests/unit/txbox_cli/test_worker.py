@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.program import Ended, forget_module
+from support.program import Ended, own_module
 from txbox_workers.worker import Worker
 
 Txbox = Callable[..., Ended]
@@ -24,9 +24,7 @@ worker = Worker(MemorySource(), inbox=Inbox("billing"), engine=engine, handler=p
 
 @pytest.fixture(autouse=True)
 def _billing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "billing.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    forget_module(monkeypatch, "billing")
+    own_module(monkeypatch, tmp_path, "billing", MODULE)
 
 
 def test_a_worker_that_cannot_start_does_not_say_that_it_works(txbox: Txbox) -> None:

@@ -117,15 +117,13 @@ def test_java_compiles_less_for_a_small_file(txbox: Txbox, spark: Spark, script:
     assert options(str(file)) is None
 
 
-def test_an_empty_script_is_refused(txbox: Txbox, spark: Spark, tmp_path: Path) -> None:
-    file = tmp_path / "empty.sql"
-    file.write_text(" \n")
-    txbox("bulk-load", *WHAT, *URL, "--apply", str(file)).failed_in_one_line(2, "empty.sql is empty")
-
-
-def test_a_script_that_does_not_name_the_events_is_refused_unless_forced(
+def test_a_script_that_is_missing_or_empty_or_does_not_name_the_events_is_refused_unless_forced(
     txbox: Txbox, spark: Spark, tmp_path: Path
 ) -> None:
+    txbox("bulk-load", *WHAT, *URL, "--apply", "/no/such.sql").failed_in_one_line(1, "/no/such.sql: No such file")
+    empty = tmp_path / "empty.sql"
+    empty.write_text(" \n")
+    txbox("bulk-load", *WHAT, *URL, "--apply", str(empty)).failed_in_one_line(2, "empty.sql is empty")
     file = tmp_path / "other.sql"
     file.write_text("SELECT 1")
     effect = ("--apply", str(file))
@@ -155,41 +153,16 @@ def test_columns_of_types_that_only_spark_has_are_as_spark_reads_them(txbox: Txb
     assert (spark.read["schema"], spark.given["apply"]) == (fields, "SELECT FROM fresh_event")
 
 
-def test_a_script_that_is_not_there_is_told(txbox: Txbox, spark: Spark) -> None:
-    txbox("bulk-load", *WHAT, *URL, "--apply", "/no/such.sql").failed_in_one_line(1, "/no/such.sql: No such file")
-
-
 def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) -> None:
-    ended = txbox(
-        *("bulk-load", *WHAT, "more.csv", *URL, "--apply", script, "--schema", "messaging", "--prefix", "p_"),
-        *("--format", "json", "--fields", "event_id string", "--type", "event_id=uuid", "--read-option", "sep=;"),
-        *("--encoding", "cp1252"),
-        *(
-            "--writer",
-            "jdbc",
-            "--parallelism",
-            "3",
-            "--chunk-rows",
-            "500",
-            "--lock-seconds",
-            "0.5",
-            "--resume",
-            "0123456789ab",
-        ),
-        *(
-            "--stalled-seconds",
-            "7",
-            "--effects-seconds",
-            "8.5",
-            "--executor-seconds",
-            "9",
-            "--sent-at",
-            "made",
-            "--apply-expired",
-        ),
-        *("--rejected-to", "table:refused", "--max-rejected", "2.5%", "--keep", "latest:made"),
-        *("--master", "local[1]", "--jdbc-jar", "/a/driver.jar", "--conf", "spark.driver.memory=2g"),
+    options = (
+        "--schema messaging --prefix p_ --format json --type event_id=uuid --read-option sep=; --encoding cp1252 "
+        "--writer jdbc --parallelism 3 --chunk-rows 500 --lock-seconds 0.5 --resume 0123456789ab --stalled-seconds 7 "
+        "--effects-seconds 8.5 --executor-seconds 9 --sent-at made --apply-expired --rejected-to table:refused "
+        "--max-rejected 2.5% --keep latest:made --master local[1] --jdbc-jar /a/driver.jar "
+        "--conf spark.driver.memory=2g"
     )
+    what = (*WHAT, "more.csv", *URL, "--apply", script, "--fields", "event_id string")
+    ended = txbox("bulk-load", *what, *options.split())
     assert ended.status == 0, ended.err
     assert spark.started == {
         "name": "txbox bulk-load",
@@ -197,7 +170,6 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "jdbc_jar": Path("/a/driver.jar"),
         "settings": {"spark.driver.memory": "2g"},
     }
-    options = {"sep": ";"}
     assert spark.read == {
         "paths": ["events.jsonl", "more.csv"],
         "format": "json",
@@ -206,7 +178,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "message_id": "event_id",
         "encoding": "cp1252",
         "executor_seconds": 9.0,
-        "options": options,
+        "options": {"sep": ";"},
     }
     assert spark.given.pop("url").render_as_string(hide_password=False).endswith("u:hunter2@127.0.0.1:1/x")
     assert spark.given == {
