@@ -2,7 +2,7 @@
 
 import json
 import os
-import time
+import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -128,10 +128,5 @@ def losing_relay(task: DemoTask) -> None:
     processes.run_relay(task)
 
 
-def dying_billing(task: DemoTask) -> None:
-    """It comes to all of its moments, again and again."""
-    while True:
-        task.counts[0] += 1
-        for moment in processes.ROLES["billing"][1]:
-            task.may_die(moment)
-        time.sleep(0.001)
+def idle_billing(_: DemoTask) -> None:
+    signal.pause()  # until it is killed

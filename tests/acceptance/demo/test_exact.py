@@ -1,7 +1,6 @@
 """``txbox demo``: exact in spite of everything."""
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,26 +70,9 @@ def is_exact(report: dict[str, Any], purchases: int, by_the_file: int) -> None:
 def test_it_is_exact(a_run: Run) -> None:
     assert a_run.ended.status == 0, a_run.ended.err
     is_exact(a_run.report, 400, 1_466_301)
-
-
-def test_processes_of_every_role_were_killed(a_run: Run) -> None:
     for role in ROLES:
         assert sum(a_run.report["kills"][role].values()) >= 1, role
-
-
-def test_it_shows_what_it_has_found(a_run: Run) -> None:
-    report, out = a_run.report, a_run.ended.out
-    once, again = report["figures"]["mailed once"], report["figures"]["mailed again"]
-    assert f"right to the cent, and was notified of every purchase: of {once} once" in out
-    assert (f", of {again} again, as it cannot be known; " in out) == bool(again)
-    assert "\x1b" not in out + a_run.ended.err
-    for name, figure in report["figures"].items():
-        assert re.search(rf"^ *{name} +{figure:,} ", out, re.MULTILINE), f"{name}: {out}"
-    for role, moments in report["kills"].items():
-        where = ", ".join(f"{times} {moment}" for moment, times in moments.items())
-        assert re.search(rf"^ *kills: {role} +{sum(moments.values())} +{where}", out, re.MULTILINE), f"{role}: {out}"
-    assert re.search(r"in the accounts \$14,663\.01,", out, re.MULTILINE)
-    assert re.search(r"difference \$0\.00$", out, re.MULTILINE)
+    assert "\x1b" not in a_run.ended.out + a_run.ended.err
 
 
 def test_keep_keeps_schema_and_queues(a_run: Run, admin: Engine, database_url: str) -> None:

@@ -1,7 +1,5 @@
-"""What the processes do: they lose answers and acks, and die at a moment of the supervisor's choice."""
+"""What the processes do: they lose answers and acks. That they die at their moments is seen in whole runs."""
 
-import os
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
@@ -11,57 +9,17 @@ import pytest
 
 from support.aws.queues import QUEUE
 from support.aws.scripted_sqs import ScriptedSqs, receipts, refusing
-from support.waiting import wait_until
 from txbox.relay import OutboxMessage, Refused
 from txbox_demo import processes
-from txbox_demo.processes import ANYWHERE, CLAIMED, N_SENT, ROLES, SENT, DemoTask, LossyPublisher, lose_acks
+from txbox_demo.processes import N_SENT, DemoTask, LossyPublisher, lose_acks
 
 MakeTask = Callable[..., DemoTask]
-
-MOMENTS = {moment for _, moments in ROLES.values() for moment in moments}
-
-
-class Died(BaseException):
-    """Stands in for SIGKILL."""
-
-
-@pytest.fixture
-def kills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The processes that were killed: by an exception in the thread that does it."""
-    killed: list[int] = []
-
-    def kill(pid: int, number: int) -> None:
-        assert number == signal.SIGKILL
-        killed.append(pid)
-        raise Died
-
-    monkeypatch.setattr(os, "kill", kill)
-    return killed
 
 
 @pytest.fixture
 def lost(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Have answers and acks lost from now on, all or none: lost(whether)."""
     return lambda whether: monkeypatch.setattr(processes, "_happens", lambda _: whether)
-
-
-@pytest.mark.parametrize("moment", sorted(MOMENTS - {ANYWHERE}))
-def test_a_process_dies_at_its_moment_and_at_no_other(moment: str, make_task: MakeTask, kills: list[int]) -> None:
-    task = make_task(moment=moment, life=20)
-    for other in MOMENTS - {moment}:
-        task.may_die(other, 100)
-    task.may_die(moment, 19)
-    assert kills == []
-    with pytest.raises(Died):
-        task.may_die(moment)
-    assert kills == [os.getpid()]
-
-
-def test_anywhere_is_in_another_thread(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
-    make_task(moment=ANYWHERE, life=20).may_die(SENT, 20)
-    wait_until(lambda: killed == [os.getpid()])
 
 
 def test_acks_that_are_lost_are_confirmed_unless_sqs_refuses_them_and_not_carried_out(
@@ -113,15 +71,3 @@ def test_messages_whose_answer_is_lost_have_arrived_and_are_refused_once(
     assert not any(refusal.final for refusal in answers)
     assert broker.taken == ["m-0", "m-2", "m-3", "m-4"]
     assert task.counts[N_SENT] == 5
-
-
-@pytest.mark.parametrize(("moment", "taken"), [(CLAIMED, 4), (SENT, 8)])
-def test_a_relay_dies_before_the_send_or_after_it(
-    moment: str, taken: int, make_task: MakeTask, kills: list[int]
-) -> None:
-    broker = Broker()
-    relay = LossyPublisher(broker, make_task(moment=moment, life=6))
-    relay.send(MESSAGES)
-    with pytest.raises(Died):
-        relay.send(MESSAGES)
-    assert len(broker.taken) == taken
