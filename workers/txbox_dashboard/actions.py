@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from sqlalchemy import Engine
 
 from txbox.operations.actions import note_action
+from txbox.operations.pauses import pause, resume
 from txbox.postgres.transactions import short_transaction
 from txbox_dashboard.letter_runner import LetterRunner
 from txbox_dashboard.settings import DashboardSettings
@@ -56,5 +58,37 @@ class ActionRefused(Exception):
 
 ActionFunction = Callable[[Action], str]
 """Carries out an action and returns the path and query of the next page, or raises ``ActionRefused``."""
+
+NOTE_CHARACTERS = 500
+"""The most characters that are kept of a note."""
+
+
+def pause_it(action: Action) -> str:
+    named, back = _named(action)
+    note = action.form.get("note", "").strip()[:NOTE_CHARACTERS] or None
+    place = {"schema": action.settings.schema, "prefix": action.settings.prefix}
+    with action.recorded("pause", *named.values(), note=note):
+        if not pause(action.engine, **named, by=action.who, note=note, **place):  # type: ignore[arg-type]
+            raise NothingDone
+    return back
+
+
+def resume_it(action: Action) -> str:
+    named, back = _named(action)
+    place = {"schema": action.settings.schema, "prefix": action.settings.prefix}
+    with action.recorded("resume", *named.values()):
+        if not resume(action.engine, **named, **place):  # type: ignore[arg-type]
+            raise NothingDone
+    return back
+
+
+def _named(action: Action) -> tuple[dict[str, str], str]:
+    subscriber, destination = action.form.get("subscriber"), action.form.get("destination")
+    if subscriber:
+        return {"subscriber_id": subscriber}, f"/subscriber?{urlencode({'id': subscriber}, errors='replace')}"
+    if destination:
+        return {"destination": destination}, "/outbox"
+    raise ActionRefused("Say what: a subscriber or a destination.")
+
 
 _log = logging.getLogger("txbox.dashboard")

@@ -32,7 +32,7 @@ from txbox_dashboard.access import (
     forgery_token,
     is_same_site,
 )
-from txbox_dashboard.actions import Action, ActionFunction, ActionRefused
+from txbox_dashboard.actions import Action, ActionFunction, ActionRefused, pause_it, resume_it
 from txbox_dashboard.leases.pages import leases
 from txbox_dashboard.letter_runner import LetterRunner
 from txbox_dashboard.letters import actions
@@ -42,7 +42,6 @@ from txbox_dashboard.maintenance.pages import maintenance
 from txbox_dashboard.messages.pages import message
 from txbox_dashboard.outbox.pages import outbox
 from txbox_dashboard.overview.pages import overview, subscriber
-from txbox_dashboard.pausing import pause_it, resume_it
 from txbox_dashboard.reader import Reader
 from txbox_dashboard.settings import DashboardSettings, Identify, Redact, Send
 from txbox_dashboard.throttle import Throttle

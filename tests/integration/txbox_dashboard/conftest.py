@@ -32,9 +32,18 @@ def pages(open_dashboard: Callable[..., TestClient]) -> TestClient:
 
 
 @pytest.fixture
-def acting(open_dashboard: Callable[..., TestClient]) -> TestClient:
+def open_acting(open_dashboard: Callable[..., TestClient]) -> Callable[..., TestClient]:
+    """Make one with actions and these options, and a client who has signed in: open_acting("anna", **options)."""
+
+    def make(name: str = "anna", **options: Any) -> TestClient:
+        client = open_dashboard(allow_actions=True, token=TOKEN, **options)
+        assert client.post("/sign-in", data={"name": name, "token": TOKEN}).status_code == 303
+        return client
+
+    return make
+
+
+@pytest.fixture
+def acting(open_acting: Callable[..., TestClient]) -> TestClient:
     """One with actions; anna has signed in."""
-    client = open_dashboard(allow_actions=True, token=TOKEN)
-    answer = client.post("/sign-in", data={"name": "anna", "token": TOKEN})
-    assert answer.status_code == 303
-    return client
+    return open_acting()

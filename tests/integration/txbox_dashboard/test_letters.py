@@ -171,10 +171,9 @@ def test_hostile_filters_and_ids_are_data(pages: TestClient, hostile: str) -> No
             assert "<script>" not in answer.text
 
 
-def test_what_is_chosen_is_confirmed_redriven_and_on_record(open_dashboard: Open, engine: Engine) -> None:
+def test_what_is_chosen_is_confirmed_redriven_and_on_record(open_acting: Open, engine: Engine) -> None:
     sent: list[str] = []
-    acting = open_dashboard(allow_actions=True, token=TOKEN, send=lambda letter: sent.append(letter.message_id))
-    acting.post("/sign-in", data={"name": "anna", "token": TOKEN})
+    acting = open_acting(send=lambda letter: sent.append(letter.message_id))
     one, two, _three = park(engine, "a", "b", "c")
     confirm = text_of(acting, f"/letters/confirm?chosen=yes&number={one}&number={two}&action=redrive")
     assert "2 letters would be sent through again" in confirm
@@ -307,15 +306,14 @@ def test_a_letter_goes_back_to_its_queue(acting: TestClient, engine: Engine, que
     source.close()
 
 
-def test_what_cannot_be_sent_is_said_and_can_be_tried_again(open_dashboard: Open, engine: Engine) -> None:
+def test_what_cannot_be_sent_is_said_and_can_be_tried_again(open_acting: Open, engine: Engine) -> None:
     broken = [True]
 
     def send(_letter: DeadLetter) -> None:
         if broken:
             raise OSError("the queue is away")
 
-    acting = open_dashboard(allow_actions=True, token=TOKEN, send=send)
-    acting.post("/sign-in", data={"name": "anna", "token": TOKEN})
+    acting = open_acting(send=send)
     park(engine, "a")
     acting.post("/letters/redrive", data=form(acting))
     wait_until(lambda: "not finished" in text_of(acting, "/letters"))
@@ -327,10 +325,10 @@ def test_what_cannot_be_sent_is_said_and_can_be_tried_again(open_dashboard: Open
     assert acting.post("/operations/resume", data=form(acting, operation="999")).status_code == 400
 
 
-def test_a_form_that_is_not_of_this_session_changes_nothing(open_dashboard: Open, engine: Engine) -> None:
-    acting, other = (open_dashboard(allow_actions=True, token=TOKEN) for _ in range(2))
-    for client, name in ((acting, "anna"), (other, "ben")):
-        client.post("/sign-in", data={"name": name, "token": TOKEN})
+def test_a_form_that_is_not_of_this_session_changes_nothing(
+    open_dashboard: Open, open_acting: Open, engine: Engine
+) -> None:
+    acting, other = open_acting("anna"), open_acting("ben")
     park(engine, "a")
     mine, theirs = form(acting, note="x"), form(other, note="x")
     refused = [
@@ -414,15 +412,8 @@ def test_errors_are_redacted_wherever_they_are_shown(open_dashboard: Open, engin
     pages = open_dashboard(redact=lambda what: what.text.replace("4111", "****"))
     assert "not sent: card ****" in text_of(pages, "/letter?number=1")
     assert "error card ****, headers card, json path hidden" in text_of(pages, "/letters")
-    for path in (
-        "/letters",
-        "/letter?number=1",
-        "/message?id=a",
-        "/message?id=b",
-        "/message?id=c",
-        "/loads",
-        "/outbox",
-    ):
+    messages = [f"/message?id={message_id}" for message_id in "abc"]
+    for path in ("/letters", "/letter?number=1", *messages, "/loads", "/outbox"):
         text = text_of(pages, path)
         assert "4111" not in text, path
         assert "card ****" in text, path

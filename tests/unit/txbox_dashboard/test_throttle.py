@@ -24,18 +24,6 @@ def test_an_address_is_throttled_after_its_guesses_and_others_are_not() -> None:
     assert throttle.wait_seconds("192.0.2.2") == 0
 
 
-def test_it_may_guess_again_after_the_time_that_it_was_told() -> None:
-    clock = Clock()
-    throttle = Throttle(clock)
-    for _ in range(GUESSES):
-        throttle.note("192.0.2.1")
-        clock.now += 7
-    clock.now += throttle.wait_seconds("192.0.2.1")
-    assert throttle.wait_seconds("192.0.2.1") == 0
-    throttle.note("192.0.2.1")
-    assert throttle.wait_seconds("192.0.2.1") == 7
-
-
 def test_a_loop_of_guesses_gets_no_more_than_its_share_however_long_it_runs() -> None:
     clock, heard = Clock(), 0
     throttle = Throttle(clock)
@@ -73,10 +61,6 @@ def test_the_addresses_of_one_network_of_ipv6_are_one_guesser() -> None:
         throttle.note("::ffff:192.0.2.1")
     assert throttle.wait_seconds("192.0.2.1") > 0
     assert throttle.wait_seconds("::ffff:192.0.2.2") == 0
-
-
-def test_what_is_no_address_is_one_guesser() -> None:
-    throttle = Throttle(Clock())
     for _ in range(GUESSES):
         throttle.note(None)
-    assert throttle.wait_seconds("unix:") > 0
+    assert throttle.wait_seconds("unix:") > 0, "what is no address is one guesser"

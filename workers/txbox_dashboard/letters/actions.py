@@ -2,10 +2,8 @@
 
 from txbox.dead_letters import OperationKind
 from txbox.errors import InvalidConfiguration, OperationNotFound
-from txbox_dashboard.actions import Action, ActionRefused
+from txbox_dashboard.actions import NOTE_CHARACTERS, Action, ActionRefused
 from txbox_dashboard.letters.finder import FIELDS, filter_of
-
-NOTE_CHARACTERS = 500
 
 
 def redrive(action: Action) -> str:
