@@ -51,12 +51,9 @@ def test_upgraded_database_has_no_drift(connection: sa.Connection, schema: str |
     txbox_migrations.upgrade(operations(connection), schema=schema, prefix=prefix)
     assert find_drift(connection, schema=schema, prefix=prefix) == []
     assert current_version(connection, schema=schema, prefix=prefix) == LATEST
-
-
-def test_steps_and_metadata_agree_for_alembic_comments_included(connection: sa.Connection) -> None:
-    txbox_migrations.upgrade(operations(connection))
-    context = MigrationContext.configure(connection, opts={"compare_server_default": True})
-    assert compare_metadata(context, tables().metadata) == []
+    if schema is None:  # to alembic as well, comments included
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(context, tables().metadata) == []
 
 
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)
@@ -167,18 +164,6 @@ def test_tables_of_before_the_baseline_are_refused_in_one_line_and_stay(connecti
     assert find_drift(connection) == []
 
 
-@pytest.mark.parametrize("version", [1, BASELINE - 1])
-def test_a_revision_that_names_a_version_of_before_the_baseline_is_told_what_to_write(
-    connection: sa.Connection, version: int
-) -> None:
-    op = operations(connection)
-    for run in (txbox_migrations.upgrade, txbox_migrations.downgrade):
-        with pytest.raises(MigrationError, match=rf"^to={version}: .* 48c2fd12 .* write {BASELINE}$"):
-            run(op, to=version)
-        with pytest.raises(MigrationError, match=f"^since={version}: "):
-            run(op, since=version)
-
-
 def test_tables_of_a_newer_release_are_refused(connection: sa.Connection) -> None:
     txbox_migrations.upgrade(operations(connection))
     connection.execute(
@@ -188,11 +173,21 @@ def test_tables_of_a_newer_release_are_refused(connection: sa.Connection) -> Non
         txbox_migrations.upgrade(operations(connection))
 
 
-@pytest.mark.parametrize("version", [-1, LATEST + 1])
-def test_an_unknown_version_is_refused(connection: sa.Connection, version: int) -> None:
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        (-1, "this release of txbox knows versions"),
+        (1, f"commit 48c2fd12 .* write {BASELINE}$"),
+        (BASELINE - 1, f"commit 48c2fd12 .* write {BASELINE}$"),
+        (LATEST + 1, "this release of txbox knows versions"),
+    ],
+)
+def test_a_revision_that_names_another_version_is_told_what_there_is(
+    connection: sa.Connection, version: int, told: str
+) -> None:
     op = operations(connection)
     for run in (txbox_migrations.upgrade, txbox_migrations.downgrade):
-        with pytest.raises(MigrationError, match=f"to={version}"):
+        with pytest.raises(MigrationError, match=f"^to={version}: .*{told}"):
             run(op, to=version)
-        with pytest.raises(MigrationError, match=f"since={version}"):
+        with pytest.raises(MigrationError, match=f"^since={version}: .*{told}"):
             run(op, to=LATEST, since=version)

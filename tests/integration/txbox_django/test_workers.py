@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 
 from support.django_shop import project
 from support.workers.business import Business
@@ -40,8 +40,10 @@ def work_off(lendable: Engine) -> WorkOff:
     return partial(_work_off, lendable)
 
 
-def _work_off(engine: Engine, count: int, handler: Handler | None = purchase, again: int = 0, **options: Any) -> None:
-    source = MemorySource([*numbered(count), *numbered(again)])
+def _work_off(
+    engine: Engine, count: int, handler: Handler | None = purchase, again: int = 0, batch_size: int = 10, **options: Any
+) -> None:
+    source = MemorySource([*numbered(count), *numbered(again)], batch_size=batch_size)
     options.setdefault("inbox", Inbox("billing", wait_seconds=0.2))
     worker = orm_worker(Worker, source, handler=handler, engine=engine, backoff=AT_ONCE, **options)
     with at_work(worker):
@@ -179,7 +181,7 @@ def test_callbacks_of_what_was_rolled_back_do_not_wait_for_another_commit(work_o
     assert called == ["m0001"]
 
 
-def test_threads_have_a_transaction_each(lendable: Engine) -> None:
+def test_threads_have_a_transaction_each(work_off: WorkOff) -> None:
     together = threading.Barrier(2)
     backends: set[int] = set()
 
@@ -190,10 +192,7 @@ def test_threads_have_a_transaction_each(lendable: Engine) -> None:
             backends.add(cursor.fetchone()[0])
         together.wait(10)
 
-    source = MemorySource(numbered(8), batch_size=1)
-    worker = orm_worker(Worker, source, handler=handle, inbox=Inbox("billing"), engine=lendable, threads=2)
-    with at_work(worker):
-        assert source.wait_until_empty(30)
+    work_off(8, handle, threads=2, batch_size=1)
     assert sorted(project.purchases()) == [message.id for message in numbered(8)]
     assert len(backends) >= 2
 
@@ -235,31 +234,28 @@ def test_a_handler_is_given_a_message_type_by_its_annotations(engine: Engine, le
 async def coroutine(message: Message) -> None: ...
 
 
-@pytest.mark.parametrize("handlers", [{}, {"handler": coroutine}, {"handler": lambda: None}])
-def test_what_cannot_be_a_handler_is_refused(lendable: Engine, handlers: dict[str, Any]) -> None:
-    with pytest.raises(InvalidConfiguration, match="Worker"):
-        orm_worker(Worker, MemorySource(), inbox=Inbox("billing"), engine=lendable, **handlers)
-
-
-def test_a_coroutine_is_told_of_async_to_sync(lendable: Engine) -> None:
-    with pytest.raises(InvalidConfiguration, match="async_to_sync") as refused:
-        orm_worker(Worker, MemorySource(), inbox=Inbox("billing"), engine=lendable, handler=coroutine)
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        (Worker, {"handler": None}, "Worker"),
+        (Worker, {"handler": lambda: None}, "Worker"),
+        (Worker, {"handler": coroutine}, "async_to_sync"),
+        (Worker, {"engine": create_engine("postgresql+psycopg://")}, "database_engine"),
+        (AsyncSqsWorker, {}, "SqsWorker or Worker, not AsyncSqsWorker"),
+    ],
+)
+def test_what_cannot_be_a_worker_is_refused_at_once(
+    lendable: Engine, kind: Any, changes: dict[str, Any], told: str
+) -> None:
+    arguments = {"inbox": Inbox("billing"), "engine": lendable, "handler": purchase, **changes}
+    with pytest.raises(InvalidConfiguration, match=told) as refused:
+        orm_worker(kind, MemorySource(), **arguments)
     assert "call asyncio.run" not in str(refused.value)
-
-
-def test_an_engine_that_cannot_be_lent_is_refused_at_once(engine: Engine) -> None:
-    with pytest.raises(InvalidConfiguration, match="database_engine"):
-        orm_worker(Worker, MemorySource(), inbox=Inbox("billing"), engine=engine, handler=purchase)
 
 
 def test_an_engine_of_django_s_with_options_can_be_lent(lendable: Engine) -> None:
     serializable = lendable.execution_options(isolation_level="SERIALIZABLE")
     orm_worker(Worker, MemorySource(), inbox=Inbox("billing"), engine=serializable, handler=purchase)
-
-
-def test_a_worker_of_coroutines_is_refused_by_the_names_of_those_that_are_taken(lendable: Engine) -> None:
-    with pytest.raises(InvalidConfiguration, match="SqsWorker or Worker, not AsyncSqsWorker"):
-        orm_worker(AsyncSqsWorker, "url", inbox=Inbox("billing"), engine=lendable, handler=purchase)  # type: ignore[type-var]
 
 
 def test_a_coroutine_with_the_orm_s_async_methods_is_in_the_transaction(work_off: WorkOff) -> None:

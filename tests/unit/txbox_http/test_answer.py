@@ -1,6 +1,10 @@
-"""Answers: what is kept of them, and what a repeat gets."""
+"""Answers and problems: what is kept of them, what a repeat gets, and where problems are explained."""
+
+import re
+from pathlib import Path
 
 from txbox_http.answer import Answer, decoded, encoded
+from txbox_http.problems import _KINDS
 
 SENT = Answer(
     201,
@@ -33,3 +37,11 @@ def test_a_repeat_gets_what_is_of_the_answer_and_not_of_its_connection_or_sessio
 
 def test_an_answer_without_a_body_gets_no_length() -> None:
     assert Answer(204, (), b"").replayed().headers == ((b"idempotent-replayed", b"true"),)
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "http.md"
+
+
+def test_the_page_has_the_type_of_each_problem_with_its_status() -> None:
+    rows = re.findall(r"\| (\d{3})\b[^|]*\| `#([a-z-]+)` \|", PAGE.read_text())
+    assert sorted(rows) == sorted((str(status), kind) for kind, (status, _) in _KINDS.items())
