@@ -14,7 +14,6 @@ from txbox.errors import InvalidConfiguration
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import DatabaseTarget, ReadBy
 from txbox_cli.output import plain_console, progress_bars, span
-from txbox_cli.settings import is_submitted, uses_hadoop
 from txbox_cli.signals import ended_in_time, interrupted_plainly, seen_as_interrupt, terminated_as_interrupt
 
 if TYPE_CHECKING:
@@ -227,6 +226,8 @@ def require_table(db: DatabaseTarget, name: str) -> None:
 
 def _reads_this_machine(master: str | None) -> bool:
     """Whether paths are on this machine: on a cluster, one without a scheme may be on a distributed file system."""
+    from txbox_cli.settings import is_submitted, uses_hadoop
+
     return (master is None or master.startswith("local")) and not (is_submitted() or uses_hadoop())
 
 
@@ -324,6 +325,8 @@ def job(
 
     With ``as_json`` nothing is shown under spark-submit, which has one stream for all output.
     """
+    from txbox_cli.settings import is_submitted
+
     with (
         terminated_as_interrupt(),
         session(name, on, java) as started,
