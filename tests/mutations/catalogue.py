@@ -109,7 +109,7 @@ MUTATIONS = (
     Mutation(
         "guards",
         "a COMMIT behind another statement goes unseen",
-        "inbox/txbox/postgres/guards/statement_scanner.py",
+        "inbox/txbox/postgres/guards/transaction_guard.py",
         'case "end":',
         'case "never":',
         "tests/unit/txbox/postgres/guards/test_transaction_guard.py",
@@ -462,7 +462,7 @@ MUTATIONS = (
     Mutation(
         "relay",
         "a message that SQS or SNS does not confirm counts as sent",
-        "workers/txbox_aws/publishers/answers.py",
+        "workers/txbox_aws/publishers/calls.py",
         "            result.refused.append(refusal(entry, _UNMENTIONED))\n        elif (difference",
         "            continue\n        elif (difference",
         "tests/unit/txbox_aws/publishers/test_answers.py::test_an_entry_that_is_not_confirmed_is_refused_and_no_other",

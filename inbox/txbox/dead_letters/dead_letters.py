@@ -46,10 +46,9 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine
 
 from txbox.dead_letters.failures import WAIT_SECONDS, FailureStatements, bounded_transaction
-from txbox.dead_letters.letter import DeadLetter, Reason, columns_of, key_of, letter_from
+from txbox.dead_letters.letter import DeadLetter, DeadLetterStatements, Reason, columns_of, key_of, letter_from
 from txbox.dead_letters.letter_filter import LetterFilter, filtered
 from txbox.dead_letters.order import OrderStatements, ids_of
-from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound, OutOfOrder
 from txbox.inbox.age_judge import AgeJudge, UnknownAge
 from txbox.messages.message import Message, earliest, fingerprint, time_of_id

@@ -1,4 +1,4 @@
-"""A dead letter, and how it maps to its row. No I/O."""
+"""A dead letter, how it maps to its row, and the statements about such rows. No I/O."""
 
 import json
 from collections.abc import Mapping
@@ -10,11 +10,46 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, History
+from txbox.dead_letters.order import OrderStatements
 from txbox.messages.message import fingerprint
 from txbox.postgres.sql import with_moments
+from txbox.postgres.sql_files import SqlFile
 from txbox.text import storable
 
-__all__ = ["DeadLetter", "Reason", "columns_of", "key_of", "letter_from"]
+__all__ = ["DeadLetter", "DeadLetterStatements", "Reason", "columns_of", "key_of", "letter_from"]
+
+
+class DeadLetterStatements(SqlFile, file="dead_letters.sql", fragments_of=OrderStatements):
+    park: str
+    mark_parked: str
+    mark_expired: str
+    find_recorded: str
+    await_redrive: str
+    unmark_parked: str
+    mark_others_mismatch: str
+    waits_parked: str
+    lease_attempts: str
+    wanted: str
+    finds_json: str
+    check_json_path: str
+    create_json_function: str
+    drop_json_function: str
+    letters: str
+    passed_over: str
+    matching_counts: str
+    store_operation: str
+    store_selection: str
+    operations: str
+    next_selected: str
+    lock_selected: str
+    record_outcome: str
+    retry_failed: str
+    finish_operation: str
+    letter_of: str
+    lock_letters: str
+    mark_redriven: str
+    mark_discarded: str
+    letter_counts: str
 
 
 class Reason(StrEnum):

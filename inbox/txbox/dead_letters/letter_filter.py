@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox.dead_letters.letter import Reason
+from txbox.dead_letters.letter import DeadLetterStatements, Reason
 from txbox.errors import InvalidConfiguration
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.sent_messages import Moment
@@ -104,19 +104,9 @@ class LetterFilter:
         return {name: _stored(value) for name, value in given.items()}
 
 
-class FilterStatements(Protocol):
-    """What a filter needs of ``dead_letters.sql``."""
-
-    wanted: str
-    finds_json: str
-    check_json_path: str
-    create_json_function: str
-    drop_json_function: str
-
-
 @contextmanager
 def filtered(
-    connection: Connection, statements: FilterStatements, which: LetterFilter
+    connection: Connection, statements: DeadLetterStatements, which: LetterFilter
 ) -> Iterator[Callable[[str], str]]:
     """Yield a function that adds the JSON path, if there is one, to a statement with the fragment ``wanted``.
 

@@ -36,7 +36,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from txbox.dead_letters.dead_letters import DeadLetters, republish_in
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS
-from txbox.dead_letters.letter import DeadLetter, Reason
+from txbox.dead_letters.letter import DeadLetter, DeadLetterStatements, Reason
 from txbox.dead_letters.letter_filter import LetterFilter, filtered
 from txbox.dead_letters.letter_operation import (
     HeldKey,
@@ -48,7 +48,6 @@ from txbox.dead_letters.letter_operation import (
     operation_from,
 )
 from txbox.dead_letters.order import OrderStatements
-from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.errors import InvalidConfiguration, LetterNotFound, OperationNotFound, OutOfOrder
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt

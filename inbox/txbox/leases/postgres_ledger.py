@@ -38,9 +38,9 @@ from txbox.leases.lease import (
     valid_lease_seconds,
 )
 from txbox.leases.server_clock import TOLERANCE_SECONDS, ServerClock
-from txbox.leases.statements import LeaseStatements
 from txbox.messages.message import valid_message_id, valid_subscriber_id
 from txbox.postgres.engines import adopt, require_server, retry_on_new_connections
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import PREPARED_REMEDY, is_lost_prepared_statement, is_outage, is_retryable, sqlstate
 from txbox.postgres.transactions import missing_schema
 from txbox.postgres.watchdog import bounded
@@ -59,6 +59,17 @@ STATEMENT_BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
 
 
 T = TypeVar("T")
+
+
+class LeaseStatements(SqlFile, file="leases.sql"):
+    acquire: str
+    acquire_by_clock: str
+    read_timeline: str
+    renew: str
+    shorten: str
+    complete: str
+    release: str
+    counts: str
 
 
 class PostgresLedger:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
-from txbox.leases.statements import LeaseStatements
+from txbox.leases.postgres_ledger import LeaseStatements
 from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.transactions import check_table
@@ -60,12 +60,19 @@ def read_lease_status(
         prefix: what the tables' names start with.
         exact_up_to_rows: largest table, by Postgres's statistics, that is counted; counting reads every row.
     """
-    sql = LeaseStatements.load(schema, prefix)
     with engine.connect() as connection, own_cursors(connection):
-        check_table(connection, sql.tables.message_lease)
-        rows = estimate_rows(connection, sql.name_of("message_lease"))
-        if rows > exact_up_to_rows:
-            return LeaseStatus(rows, exact=False)
-        ledgers = tuple(LedgerStatus(*row) for row in connection.exec_driver_sql(sql.counts))
+        return read_leases(connection, schema=schema, prefix=prefix, exact_up_to_rows=exact_up_to_rows)
+
+
+def read_leases(
+    connection: Connection, *, schema: str | None = None, prefix: str = "", exact_up_to_rows: float
+) -> LeaseStatus:
+    """Return the state of leases: ``read_lease_status`` on the caller's connection."""
+    sql = LeaseStatements.load(schema, prefix)
+    check_table(connection, sql.tables.message_lease)
+    rows = estimate_rows(connection, sql.name_of("message_lease"))
+    if rows > exact_up_to_rows:
+        return LeaseStatus(rows, exact=False)
+    ledgers = tuple(LedgerStatus(*row) for row in connection.exec_driver_sql(sql.counts))
     counted = sum(one.completed + one.in_flight + one.run_out + one.failed for one in ledgers)
     return LeaseStatus(counted, ledgers=ledgers)

@@ -29,8 +29,7 @@ from txbox.instrumentation.logs import log_event
 from txbox.maintenance.horizons import Horizons
 from txbox.maintenance.retention import Retention
 from txbox.maintenance.rotation import Generations
-from txbox.maintenance.rotation.generations import MOST_GENERATIONS
-from txbox.maintenance.rotation.rotator import Rotator
+from txbox.maintenance.rotation.generations import MOST_GENERATIONS, Rotator
 from txbox.maintenance.sweeper import StagingSweeper, Sweeper, estimate
 from txbox.maintenance.tasks import SLACK, SweeperStatements, cursor_tasks, scan_tasks
 from txbox.maintenance.transactions import LeaseGone, MaintenanceStatements, MaintenanceTransactions
@@ -42,7 +41,7 @@ from txbox.postgres.sqlstates import is_outage, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.service import Service
 from txbox.status import RunwayReporter
-from txbox.status.runway_reporter import INTERVAL_SECONDS as RUNWAY_SECONDS
+from txbox.status.runway import INTERVAL_SECONDS as RUNWAY_SECONDS
 from txbox.status.staging_tables import StagingCatalogue
 from txbox.text import text_of
 

@@ -1,9 +1,16 @@
 """The state of a database: what is processed, in flight, to be sent or parked, and which bulk loads are blocked."""
 
 from txbox.status.activity import ActivitySeries, read_activity
-from txbox.status.blocked_loads import BlockedLoad, find_blocked_loads
-from txbox.status.runway import ArchiveStatus, GenerationStatus, HorizonStatus, MaintenanceTask, Runway, read_runway
-from txbox.status.runway_reporter import RunwayReporter
+from txbox.status.bulk_loads import BlockedLoad, find_blocked_loads
+from txbox.status.runway import (
+    ArchiveStatus,
+    GenerationStatus,
+    HorizonStatus,
+    MaintenanceTask,
+    Runway,
+    RunwayReporter,
+    read_runway,
+)
 from txbox.status.status import EXACT_UP_TO_ROWS, HandlerConflict, Status, SubscriberStatus, read_status
 from txbox.status.workers import WorkerStatus
 

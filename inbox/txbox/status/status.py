@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
+from txbox.dead_letters.letter import DeadLetterStatements
 from txbox.dead_letters.order import OrderStatements
-from txbox.dead_letters.statements import DeadLetterStatements
 from txbox.leases.status import LeaseStatus, read_lease_status
 from txbox.operations.pauses import Pause, read_pauses
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
@@ -19,7 +19,7 @@ from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import bounded_wait, check_table
-from txbox.status.blocked_loads import BlockedLoad, find_blocked_loads
+from txbox.status.bulk_loads import BlockedLoad, find_blocked_loads
 from txbox.status.runway import Runway, read_runway
 from txbox.status.workers import WorkerStatus, read_workers
 

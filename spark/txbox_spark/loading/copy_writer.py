@@ -36,7 +36,7 @@ from txbox import TxboxError
 from txbox.postgres.engines import open_engine
 from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
-from txbox.status.blocked_loads import run_lock
+from txbox.status.bulk_loads import run_lock
 from txbox.tracing import Tracing
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import LoadLedger, Run, Totals

@@ -49,7 +49,7 @@ from txbox.backoff import Backoff
 from txbox.postgres.server import SERVER
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox.postgres.transactions import driver_cursor
-from txbox.status.blocked_loads import run_lock
+from txbox.status.bulk_loads import run_lock
 from txbox_spark.merging.effect_runner import ApplyFailed, apply_effects
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, drop_refused, insert_fresh
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan, TriedIds

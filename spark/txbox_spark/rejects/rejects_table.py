@@ -18,7 +18,7 @@ from txbox import InvalidConfiguration
 from txbox.postgres.sql import quote, unescaped
 from txbox.postgres.sqlstates import is_outage
 from txbox.postgres.transactions import driver_cursor, short_transaction
-from txbox.status.blocked_loads import run_lock
+from txbox.status.bulk_loads import run_lock
 from txbox_spark.rejects.remarks import RejectedRow
 from txbox_spark.runtime.lazy_imports import SparkSession
 from txbox_spark.runtime.retries import retry_outages

@@ -20,8 +20,7 @@ from sqlalchemy import Connection, Engine
 from txbox import TxboxError
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
-from txbox.status.blocked_loads import run_lock
-from txbox.status.bulk_loads import BY_FORMAT
+from txbox.status.bulk_loads import BY_FORMAT, run_lock
 from txbox_spark.loading.ledger import LedgerStatements, LoadLedger
 from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.options import ABANDONED_SECONDS

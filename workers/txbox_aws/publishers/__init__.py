@@ -8,10 +8,8 @@
 from typing import Any
 
 from txbox.messages.destinations import EVENTBRIDGE, SNS, SQS
-from txbox_aws.publishers.eventbridge import EventBridgePublisher
 from txbox_aws.publishers.publisher import AwsPublisher
-from txbox_aws.publishers.sns import SnsPublisher
-from txbox_aws.publishers.sqs import SqsPublisher
+from txbox_aws.publishers.services import EventBridgePublisher, SnsPublisher, SqsPublisher
 
 __all__ = ["AwsPublisher", "EventBridgePublisher", "SnsPublisher", "SqsPublisher", "aws_publishers"]
 

@@ -1,13 +1,13 @@
 """Decide whose fault it is when AWS refuses a call or an entry. Pure, no I/O.
 
-==================  ==============================================  ===============================================
-fault               for example                                     what follows ==================
-==============================================  =============================================== ``BROKER``
-throttled, 5xx, no answer                       no message is to blame: sent again after a pause ``DESTINATION``     no
-such queue, access denied, key disabled      no message is to blame: sent again after a pause ``ENTRY``           too
-long, invalid parameter, malformed          the message is refused ``ENTRY``           an internal error with this entry
-alone         refused too, but it is no attempt: not counted ==================
-==============================================  ===============================================
+================  =============================================  ================================================
+fault             for example                                    what follows
+================  =============================================  ================================================
+``BROKER``        throttled, 5xx, no answer                      no message is to blame: sent again after a pause
+``DESTINATION``   no such queue, access denied, key disabled     no message is to blame: sent again after a pause
+``ENTRY``         too long, invalid parameter, malformed         the message is refused
+``ENTRY``         an internal error with this entry alone        refused too, but it is no attempt: not counted
+================  =============================================  ================================================
 
 An entry that is throttled, or lacks a permission, is not refused either. Refusals are counted, so a message would
 become a dead letter because its queue was busy or a policy had been edited.

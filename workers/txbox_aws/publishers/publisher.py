@@ -16,8 +16,7 @@ from txbox.messages.destinations import region
 from txbox.relay import OutboxMessage, PartlySent, Refused
 from txbox.text import text_of
 from txbox_aws.clients import PUBLISHER, AwsUse, RegionalClients, code_of, translation
-from txbox_aws.publishers.answers import PublishResult, refusal
-from txbox_aws.publishers.calls import Entry, PublishCall, calls
+from txbox_aws.publishers.calls import Entry, PublishCall, PublishResult, calls, refusal
 from txbox_aws.publishers.faults import CALL_ERRORS, Blame, fault_of, is_final
 
 CALLS_AT_ONCE = 8

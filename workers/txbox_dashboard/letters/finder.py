@@ -7,7 +7,7 @@ from typing import Any
 
 from txbox import Reason
 from txbox.dead_letters import LetterFilter
-from txbox.dead_letters.statements import DeadLetterStatements
+from txbox.dead_letters.letter import DeadLetterStatements
 from txbox.errors import InvalidConfiguration
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile

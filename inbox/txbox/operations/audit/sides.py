@@ -11,7 +11,7 @@ from sqlalchemy import Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from txbox.backoff import Backoff, retry
-from txbox.dead_letters.statements import DeadLetterStatements
+from txbox.dead_letters.letter import DeadLetterStatements
 from txbox.errors import NothingKept
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.engines import adopt, require_server

@@ -23,10 +23,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from txbox.errors import TxboxError
 from txbox.instrumentation.events import MAINTAINER
 from txbox.instrumentation.metrics import GENERATIONS
-from txbox.leases.statements import LeaseStatements
+from txbox.leases.status import read_leases
 from txbox.outbox.status import read_outbox_status
 from txbox.postgres.engines import adopt
-from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.postgres.watchdog import bounded
@@ -270,17 +269,14 @@ class FiguresReader:
         return True
 
     def _leases(self, found: list[Figure], ends_at: float) -> bool:
-        sql = LeaseStatements.load(self._schema, self._prefix)
         with self._bounded(ends_at) as connection:
-            if estimate_rows(connection, sql.name_of("message_lease")) > COUNTED_LEASES:
-                return False
-            rows = connection.exec_driver_sql(sql.counts).all()
-        for subscriber, _, in_flight, run_out, failed, oldest in rows:
-            for state, count in (("in_flight", in_flight), ("run_out", run_out), ("failed", failed)):
-                found.append(Figure("leases", (subscriber, state), count))
-            if oldest is not None:
-                found.append(Figure("lease_oldest_seconds", (subscriber,), oldest))
-        return True
+            status = read_leases(connection, schema=self._schema, prefix=self._prefix, exact_up_to_rows=COUNTED_LEASES)
+        for one in status.ledgers:
+            counts = {"in_flight": one.in_flight, "run_out": one.run_out, "failed": one.failed}
+            found.extend(Figure("leases", (one.subscriber_id, state), n) for state, n in counts.items())
+            if one.longest_seconds is not None:
+                found.append(Figure("lease_oldest_seconds", (one.subscriber_id,), one.longest_seconds))
+        return status.exact
 
     def _bulk_loads(self, found: list[Figure], ends_at: float) -> bool:
         limits = {"stalled_after": timedelta(seconds=STALLED_SECONDS)}
@@ -300,8 +296,7 @@ class FiguresReader:
             found.append(Figure("maintenance_age_seconds", (MAINTAINER,), runway.seconds_ago))
         if runway.rotation_due_seconds is not None:
             found.append(Figure("rotation_due_seconds", (MAINTAINER,), runway.rotation_due_seconds))
-        newest_first = [(one.rows, one.bytes) for one in reversed(runway.generations)]
-        sizes = newest_first or [(runway.inbox_rows, runway.inbox_bytes)]
+        sizes = runway.sizes
         for number in range(min(len(sizes), GENERATIONS + 1)):
             some = sizes[number : number + 1] if number < GENERATIONS else sizes[number:]
             found.append(Figure("inbox_rows", (MAINTAINER, str(number)), sum(rows for rows, _ in some)))

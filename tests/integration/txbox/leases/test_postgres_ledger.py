@@ -14,7 +14,7 @@ from support.postgres.tcp_proxy import CountingProxy
 from support.txbox.leases import acquired, postgres_store
 from txbox import InvalidConfiguration, LeaseLost, SchemaMissing
 from txbox.leases import LeaseState, PostgresLedger
-from txbox.leases.statements import LeaseStatements
+from txbox.leases.postgres_ledger import LeaseStatements
 from txbox.schema import tables
 
 LONG = 600.0
