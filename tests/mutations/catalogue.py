@@ -557,7 +557,8 @@ MUTATIONS = (
         "inbox/txbox/leases/runner.py",
         "yield from self._complete(lease, encoded, until)",
         "yield from ()",
-        "tests/unit/txbox/leases/test_runner.py::test_work_is_acquired_done_and_completed",
+        "tests/integration/txbox/leases/idempotency/test_handlers.py::"
+        "test_a_handler_of_any_kind_runs_once_and_its_result_is_kept",
     ),
     Mutation(
         "ledger",
@@ -565,7 +566,8 @@ MUTATIONS = (
         "inbox/txbox/leases/runner.py",
         "yield from self._release(lease, release)",
         "yield from ()",
-        "tests/unit/txbox/leases/test_runner.py::test_a_failure_releases_and_goes_on_whatever_becomes_of_the_release",
+        "tests/integration/txbox/leases/idempotency/test_handler_failures.py::"
+        "test_a_handler_that_fails_leaves_the_message_free_and_its_error_goes_on",
     ),
     Mutation(
         "ledger",

@@ -106,7 +106,10 @@ def test_a_condition_that_was_not_met_is_an_answer() -> None:
 
 
 def test_who_cannot_be_reached_may_be_later() -> None:
-    with pytest.raises(LedgerError, match="Could not connect") as caught, translated(DYNAMODB, "letters"):
+    with (
+        pytest.raises(LedgerError, match="DynamoDB cannot be reached: Could not connect") as caught,
+        translated(DYNAMODB, "letters"),
+    ):
         raise EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
     assert not caught.value.permanent
 

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Engine
 
 from support.postgres.statements import run
+from txbox import DeadLetter, Reason
 from txbox.maintenance import Maintainer, Retention
 
-WEEK = timedelta(days=7)
 KEPT = timedelta(days=30)
 
 StartMaintainer = Callable[..., Maintainer]
@@ -39,6 +39,10 @@ def left(engine: Engine) -> dict[str, int]:
             "SELECT rtrim(message_id, '0123456789'), count(*) FROM processed_message GROUP BY 1"
         )
         return {name: count for name, count in rows}  # noqa: C416 - a row is no tuple for mypy
+
+
+def letter(message_id: str) -> DeadLetter:
+    return DeadLetter("billing", message_id, Reason.FAILED, "error", 1, "queue", b"{}")
 
 
 @pytest.fixture

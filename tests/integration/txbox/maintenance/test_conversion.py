@@ -8,11 +8,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
-from integration.txbox.maintenance.conftest import found
+from integration.txbox.maintenance.conftest import found, letter
 from support.postgres.statements import run
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox
-from txbox.dead_letters.letter import DeadLetter, Reason
 from txbox.errors import InvalidConfiguration, SchemaMissing
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.maintenance.rotation.conversion import ConversionStatements
@@ -136,8 +135,7 @@ def test_letters_come_back_with_their_rows_and_are_redriven_meanwhile(engine: En
     letters, inbox = DeadLetters(engine), Inbox("billing")
     conversion, generations = InboxConversion(engine, wait=lambda _: True), Generations(engine)
     assert conversion.forward()
-    parked = DeadLetter("billing", "parked", Reason.FAILED, "broken", 1, "queue", b"body", {}, {})
-    number = letters.park(parked) or 0
+    number = letters.park(letter("parked")) or 0
     with engine.begin() as connection:
         inbox.record(connection, "processed")
         connection.exec_driver_sql(
@@ -216,7 +214,7 @@ def test_what_is_deleted_of_a_rotating_inbox_is_deleted_where_it_is_replicated()
         letters, inbox = DeadLetters(engine), Inbox("billing")
         with engine.begin() as connection:
             inbox.record(connection, "m-1")
-        number = letters.park(DeadLetter("billing", "parked", Reason.FAILED, "error", 1, "queue", b"{}"))
+        number = letters.park(letter("parked"))
         assert Generations(engine).rotate()
         with engine.begin() as connection:
             inbox.record(connection, "m-2")

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from integration.txbox.maintenance.conftest import letter
 from support.postgres.statements import run
 from support.postgres.tables import make_tables
 from support.txbox.horizon import id_of
 from support.waiting import wait_until
 from txbox import DeadLetters, Expired, Inbox, InvalidConfiguration
-from txbox.dead_letters.letter import DeadLetter, Reason
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.maintenance.rotation.generations import MOST_GENERATIONS
 from txbox.postgres.sqlstates import sqlstate
@@ -61,20 +61,6 @@ def rows_of_one_table(engine: Engine) -> list[str]:
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT to_regclass('processed_message_g1')").scalar_one() is None
         return list(connection.exec_driver_sql("SELECT message_id FROM processed_message ORDER BY 1").scalars())
-
-
-def letter(message_id: str) -> DeadLetter:
-    return DeadLetter(
-        subscriber_id="billing",
-        message_id=message_id,
-        reason=Reason.FAILED,
-        error="broken",
-        attempts=1,
-        source="queue",
-        body=b"body",
-        headers={},
-        envelope={},
-    )
 
 
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
-from integration.txbox.maintenance.conftest import KEPT, StartMaintainer, found, left, record
+from integration.txbox.maintenance.conftest import KEPT, StartMaintainer, found, left, letter, record
 from support.postgres.statements import run, statements_sent
 from txbox import DeadLetter, DeadLetters, Expired, Failures, Inbox, InvalidConfiguration, LetterNotFound, Reason
 from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
@@ -18,10 +18,6 @@ from txbox.maintenance import Retention
 from txbox.operations.audit import audit_inbox
 
 DAY = timedelta(days=1)
-
-
-def letter(message_id: str) -> DeadLetter:
-    return DeadLetter("billing", message_id, Reason.FAILED, "error", 1, "queue", b"{}")
 
 
 def test_ids_behind_the_window_go_and_all_others_stay(engine: Engine, make_maintainer: StartMaintainer) -> None:
@@ -256,6 +252,7 @@ def test_a_letter_that_holds_its_key_stays_until_its_message_is_processed_or_it_
         ({"inbox": {"billing": timedelta(minutes=59)}}, "inbox"),
         ({"inbox": timedelta(days=30)}, "inbox"),
         ({"leases": timedelta(minutes=59)}, "leases"),
+        ({"staging": timedelta(minutes=10)}, "staging must be at least an hour"),
         ({"letters": timedelta(0)}, "letters"),
         ({"sent": 7}, "sent"),
         ({"loads": timedelta(days=40_000)}, "loads"),

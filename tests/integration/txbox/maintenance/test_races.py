@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
-from integration.txbox.maintenance.conftest import KEPT, StartMaintainer, found, left, record
+from integration.txbox.maintenance.conftest import KEPT, StartMaintainer, found, left, letter, record
 from support.postgres.statements import run
 from support.postgres.transaction_pooler import transaction_pooler
 from support.waiting import wait_until
-from txbox import DeadLetter, DeadLetters, Inbox, Reason
+from txbox import DeadLetter, DeadLetters, Inbox
 from txbox.backoff import Backoff
 from txbox.maintenance import Maintainer, Retention
 from txbox.maintenance.rotation import Generations, InboxConversion
@@ -179,7 +179,7 @@ def test_a_redrive_and_a_maintainer_do_not_wait_for_each_other(
     engine: Engine, make_maintainer: StartMaintainer
 ) -> None:
     letters = DeadLetters(engine)
-    number = letters.park(DeadLetter("billing", "parked", Reason.FAILED, "error", 1, "queue", b"{}"))
+    number = letters.park(letter("parked"))
     run(engine, "UPDATE processed_message SET processed_at = now() - interval '40 days'")
     make_maintainer(BILLING).run_once()
     record(engine, "billing", "old-", 100, days_ago=31)

@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, event
 
-from integration.txbox.maintenance.conftest import KEPT, StartMaintainer, found, left, record
+from integration.txbox.maintenance.conftest import KEPT, StartMaintainer, found, left, letter, record
 from support.postgres.statements import run
-from txbox import DeadLetter, DeadLetters, Reason
+from txbox import DeadLetters
 from txbox.maintenance import Retention, transactions
 from txbox.maintenance import tasks as tasks_module
 from txbox.maintenance.tasks import SweeperStatements, scan_tasks
@@ -219,7 +219,7 @@ def test_rows_that_cannot_be_cleaned_up_are_not_looked_at_again(
 
 def test_what_a_cursor_has_left_behind_is_found_within_a_day(engine: Engine, make_maintainer: StartMaintainer) -> None:
     letters = DeadLetters(engine)
-    number = letters.park(DeadLetter("billing", "parked", Reason.FAILED, "error", 1, "queue", b"{}"))
+    number = letters.park(letter("parked"))
     run(engine, "UPDATE processed_message SET processed_at = now() - interval '40 days'")
     record(engine, "billing", "young-", 60_000, days_ago=1)
     make_maintainer(BILLING).run_once()

@@ -269,8 +269,3 @@ def test_a_staging_table_that_is_locked_keeps_none_of_the_others(
     assert not make_maintainer().run_once().failed
     assert staged(engine) == set()
     assert free not in staged(engine)
-
-
-def test_a_staging_window_is_longer_than_a_heartbeat() -> None:
-    with pytest.raises(Exception, match=r"Retention\.staging must be at least an hour"):
-        Retention(staging=timedelta(minutes=10))

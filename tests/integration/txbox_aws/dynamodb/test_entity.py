@@ -98,6 +98,8 @@ def test_the_table_of_the_librarys_own_client_is_as_good(accounts: Accounts) -> 
         ("ADD\n  visits :one", {"visits": 1}),
         ("SET #add = :one ADD #ADD.visits :one", {"add": 1, "ADD": {"visits": 1}}),
         ("REMOVE cents SET note = :text", {"cents": None, "note": "x"}),
+        ("REMOVE #add ADD visits :one", {"add": None, "visits": 1}),
+        ("SET address = :one, padd = :two", {"address": 1, "padd": 2}),
     ],
 )
 def test_the_callers_clauses_are_kept(accounts: Accounts, update: str, expected: dict[str, Any]) -> None:

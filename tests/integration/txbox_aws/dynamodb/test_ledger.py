@@ -121,12 +121,6 @@ def test_a_result_that_dynamodb_itself_finds_too_large_is_not_kept_either(store:
     assert ledger.acquire("m1").state is LeaseState.COMPLETED
 
 
-def test_a_large_result_is_kept(store: Store) -> None:
-    ledger = store.ledger()
-    ledger.complete(acquired(ledger, "m1"), b"x" * 200_000)
-    assert ledger.acquire("m1").result == b"x" * 200_000
-
-
 def test_the_first_answer_may_be_that_the_payload_differs(store: Store) -> None:
     acquired(store.ledger(), "m1", fingerprint=b"a" * 32)
     with pytest.raises(Mismatch):

@@ -175,16 +175,3 @@ def test_an_entry_that_the_broker_itself_has_failed_costs_no_attempt_and_keeps_i
         wait_until(lambda: left(engine) == 0, "all is sent", every=0.05)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
-
-
-def test_an_outage_costs_no_message_an_attempt(
-    engine: Engine, broker: ScriptedAws, publishers: dict[str, AwsPublisher]
-) -> None:
-    broker.answer = lambda sent: Error("ServiceUnavailable", 503)
-    publish(engine, [Outgoing(QUEUE, b"{}", key=f"k{number}", message_id=f"m{number}") for number in range(30)])
-    relay = Relay(engine, publishers, max_attempts=1, backoff=SHORT)
-    with at_work(relay):
-        wait_until(lambda: len(broker.calls) >= 10, "it is tried again and again")
-        broker.answer = confirm
-        wait_until(lambda: left(engine) == 0, "all is sent", every=0.05)
-    assert {entry.message_id for entry in broker.taken} == {f"m{number}" for number in range(30)}

@@ -65,14 +65,6 @@ def test_a_group_keeps_its_order_and_what_is_sent_twice_arrives_once(
         assert [id_ for id_ in arrived if id_.startswith(f"{key}-")] == [f"{key}-{number}" for number in range(5)]
 
 
-def test_large_bodies_are_cut_into_as_many_calls_as_they_need(publishers: Publishers, make_road: MakeRoad) -> None:
-    there = make_road("sqs")
-    bodies = [bytes([65 + number]) * 400_000 for number in range(5)]
-    messages = [OutboxMessage(f"m{number}", there.destination, body) for number, body in enumerate(bodies)]
-    assert list(publishers["sqs"].send(messages)) == []
-    assert sorted(message.body for message in there.arrived()) == bodies
-
-
 def test_an_event_that_did_not_come_from_an_outbox_is_read_as_before(
     events: object, make_road: MakeRoad, sqs: "SQSClient"
 ) -> None:

@@ -40,7 +40,7 @@ def test_a_lease_by_position_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"lease_seconds": 0}, "lease_seconds must be"),
+        ({"lease_seconds": 0.0009}, r"lease_seconds must be from 0\.001 to 604800, not 0\.0009"),
         ({"lease_seconds": float("nan")}, "lease_seconds must be"),
         ({"lease_seconds": 1e9}, "lease_seconds must be"),
         ({"wait_seconds": -1}, "wait_seconds must be at least 0"),

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from txbox import EffectUnknown, InFlight, LeaseLost, LedgerError, Outcome, ResultNotStored
+from txbox import EffectUnknown, InFlight, LeaseLost, LedgerError
 from txbox.leases import Acquisition, Lease, LeaseState, PostgresLedger, runner
 from txbox.leases.handlers import has_lease_parameter
 from txbox.leases.lease import AttemptEnd, elapsed
-from txbox.leases.runner import LeaseRunner, Release, WorkResult, _LedgerCall, _Pause, _Work, release_after
+from txbox.leases.runner import LeaseRunner, Release, _LedgerCall, _Pause, release_after
 
 # Never asked: what the steps say is not carried out here.
 LEDGER = PostgresLedger("mailing", engine=create_engine("postgresql+psycopg://127.0.0.1:1/none"))
@@ -30,37 +30,8 @@ def begin(leased: LeaseRunner, *, until: float | None = None, on_error: Callable
     return steps
 
 
-def ended(steps: Any, answer: object) -> WorkResult:
-    with pytest.raises(StopIteration) as end:
-        steps.send(answer)
-    done = end.value.value
-    assert isinstance(done, WorkResult)
-    return done
-
-
 def acquired(lease: Lease) -> Acquisition:
     return Acquisition(LeaseState.ACQUIRED, lease)
-
-
-def test_work_is_acquired_done_and_completed() -> None:
-    steps = begin(LeaseRunner(LEDGER, keep_result=True))
-    lease = make_lease()
-    assert steps.send(acquired(lease)) == _Work(lease)
-    assert isinstance(steps.send({"a": 1}), _LedgerCall)
-    assert ended(steps, None) == WorkResult(Outcome.PROCESSED, {"a": 1})
-
-
-@pytest.mark.parametrize(("kept", "result"), [(None, None), (b"null", None), (b'{"a": 1}', {"a": 1})])
-def test_what_is_completed_is_a_duplicate_with_its_result(kept: bytes | None, result: object) -> None:
-    steps = begin(LeaseRunner(LEDGER))
-    assert ended(steps, Acquisition(LeaseState.COMPLETED, result=kept)) == WorkResult(Outcome.DUPLICATE, result)
-
-
-def test_what_is_in_flight_is_not_waited_for_unless_that_was_asked() -> None:
-    steps = begin(LeaseRunner(LEDGER))
-    with pytest.raises(InFlight) as caught:
-        steps.send(Acquisition(LeaseState.IN_FLIGHT, seconds_left=12.5))
-    assert (caught.value.message_ids, caught.value.seconds) == (("m",), 12.5)
 
 
 def test_what_is_in_flight_is_asked_for_again_after_pauses_that_never_outlast_the_wait(
@@ -81,20 +52,6 @@ def test_what_is_in_flight_is_asked_for_again_after_pauses_that_never_outlast_th
     now = 1000.3
     with pytest.raises(InFlight):
         steps.send(in_flight)
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit()])
-@pytest.mark.parametrize("release", [None, LedgerError("away"), LeaseLost("mailing", "m", 7)], ids=repr)
-def test_a_failure_releases_and_goes_on_whatever_becomes_of_the_release(
-    error: BaseException, release: Exception | None
-) -> None:
-    steps = begin(LeaseRunner(LEDGER))
-    steps.send(acquired(make_lease()))
-    assert isinstance(steps.throw(error), _LedgerCall)
-    answer = functools.partial(steps.send, None) if release is None else functools.partial(steps.throw, release)
-    with pytest.raises(type(error)) as caught:
-        answer()
-    assert caught.value is error
 
 
 @pytest.mark.parametrize(
@@ -150,17 +107,6 @@ def test_how_an_attempt_has_ended_is_asked_with_the_error() -> None:
     assert asked == [lease, error]
 
 
-def test_a_completion_is_tried_again_while_the_lease_lasts() -> None:
-    steps = begin(LeaseRunner(LEDGER))
-    steps.send(acquired(make_lease()))
-    step = steps.send("done")
-    for _ in range(5):
-        assert isinstance(step, _LedgerCall)
-        assert isinstance(steps.throw(LedgerError("away")), _Pause)
-        step = steps.send(None)
-    assert ended(steps, None).outcome is Outcome.PROCESSED
-
-
 @pytest.mark.parametrize(
     ("ago", "error"),
     [(0.0, LedgerError("no", permanent=True)), (31.0, LedgerError("away")), (0.0, LeaseLost("mailing", "m", 7))],
@@ -172,14 +118,6 @@ def test_a_completion_is_not_tried_again(ago: float, error: Exception) -> None:
     assert isinstance(steps.send("done"), _LedgerCall)
     with pytest.raises(type(error)):
         steps.throw(error)
-
-
-def test_a_result_that_cannot_be_encoded_is_told_after_the_completion() -> None:
-    steps = begin(LeaseRunner(LEDGER, keep_result=True))
-    steps.send(acquired(make_lease()))
-    assert isinstance(steps.send(object()), _LedgerCall), "it is completed first"
-    with pytest.raises(ResultNotStored, match="TypeError"):
-        steps.send(None)
 
 
 class Handlers:

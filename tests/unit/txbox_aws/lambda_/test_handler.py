@@ -1,7 +1,6 @@
 """The function on Lambda, as far as neither a database nor a queue is needed."""
 
 import base64
-import json
 import os
 import subprocess
 import sys
@@ -10,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from support.aws.envelopes import CLOUDEVENT, CLOUDEVENT_ID, EVENTBRIDGE_EVENT, EVENTBRIDGE_ID, SNS_ID, SNS_NOTIFICATION
-from support.aws.lambda_events import FIFO_ARN, FIFO_EVENT, STANDARD_EVENT, STANDARD_URL, Context, event, of, record
-from txbox import Inbox, InvalidConfiguration, MalformedMessage
+from support.aws.envelopes import SNS_NOTIFICATION
+from support.aws.lambda_events import FIFO_ARN, FIFO_EVENT, STANDARD_EVENT, STANDARD_URL, event, record
+from txbox import Inbox, InvalidConfiguration
 from txbox.leases.handlers import has_lease_parameter
 from txbox_aws.envelopes import Envelope
 from txbox_aws.lambda_ import deadline as deadlines
@@ -56,25 +55,6 @@ def test_two_fifo_queues_stop_by_themselves() -> None:
     assert found[0].deliveries[0].failure_group != found[1].deliveries[0].failure_group
 
 
-@pytest.mark.parametrize(
-    ("body", "message_id"),
-    [(SNS_NOTIFICATION, SNS_ID), (EVENTBRIDGE_EVENT, EVENTBRIDGE_ID), (CLOUDEVENT, CLOUDEVENT_ID)],
-    ids=["SNS", "EventBridge", "CloudEvents"],
-)
-def test_wrappers_are_taken_off(body: dict[str, Any], message_id: str) -> None:
-    (batch,) = batches(event(record("of SQS", body) | {"messageAttributes": {}}))
-    (delivery,) = batch.deliveries
-    assert delivery.message.id == message_id
-    assert json.loads(delivery.message.body) == {"account": "a-1", "amount": 10}
-    assert json.loads(delivery.body) == body
-
-
-def test_sns_within_a_fifo_queue_keeps_its_place() -> None:
-    (batch,) = batches(event(record("d", SNS_NOTIFICATION, group="g") | {"messageAttributes": {}}))
-    assert batch.deliveries[0].message.id == SNS_ID
-    assert batch.deliveries[0].group is not None
-
-
 def test_binary_attributes_are_bytes_again() -> None:
     value = base64.b64encode(b"\x00\xff").decode()
     attribute = {"binaryValue": value, "stringListValues": [], "binaryListValues": [], "dataType": "Binary"}
@@ -93,11 +73,6 @@ def test_the_reading_and_the_id_are_the_hosts_choice() -> None:
     (delivery,) = batch.deliveries
     assert delivery.message.body == delivery.body
     assert delivery.message.id == f"mine {len(delivery.body)}"
-
-
-def test_a_message_that_cannot_be_read_is_a_delivery_all_the_same() -> None:
-    (batch,) = batches(of(["a"]), envelope=Envelope.JSON)
-    assert isinstance(batch.deliveries[0].problem, MalformedMessage)
 
 
 @pytest.mark.parametrize(
@@ -239,11 +214,6 @@ def test_a_wait_ends_with_the_last_moment_to_begin(clock: Clock, monkeypatch: py
     assert deadline.wait(60.0)
     assert clock.now == 1009.0
     assert deadline.wait()
-
-
-def test_what_is_left_is_what_the_context_says() -> None:
-    assert seconds_left(Context(3.0)) == pytest.approx(3.0, abs=0.5)
-    assert seconds_left(object()) is None
 
 
 def test_how_long_handlers_take_is_measured_also_when_they_raise(clock: Clock) -> None:

@@ -16,10 +16,6 @@ def sizes(cut: list[PublishCall]) -> list[list[int]]:
     return [[one.size for one in call.entries] for call in cut]
 
 
-def test_nothing_is_no_call() -> None:
-    assert calls([], 100) == []
-
-
 def test_twenty_five_messages_are_three_calls() -> None:
     assert [len(call.entries) for call in calls([entry(1)] * 25, 100)] == [10, 10, 5]
 
@@ -28,24 +24,9 @@ def test_a_call_holds_what_its_bytes_allow_and_not_a_byte_more() -> None:
     assert sizes(calls([entry(50), entry(50), entry(1), entry(99), entry(2)], 100)) == [[50, 50], [1, 99], [2]]
 
 
-def test_what_is_too_large_by_itself_has_a_call_of_its_own() -> None:
-    assert sizes(calls([entry(1), entry(101), entry(1)], 100)) == [[1], [101], [1]]
-
-
-def test_each_destination_has_its_own_calls() -> None:
-    cut = calls([entry(1, "a"), entry(2, "b"), entry(3, "a")], 100)
-    assert [(call.destination, [one.size for one in call.entries]) for call in cut] == [("a", [1, 3]), ("b", [2])]
-
-
 def test_destinations_take_turns() -> None:
     cut = calls([entry(1, "a")] * 30 + [entry(1, "b")] * 20 + [entry(1, "c")], 100)
     assert [call.destination for call in cut] == ["a", "b", "c", "a", "b", "a"]
-
-
-def test_one_by_one() -> None:
-    call = calls([entry(1), entry(2)], 100)[0]
-    assert sizes(list(call.one_by_one())) == [[1], [2]]
-    assert {single.destination for single in call.one_by_one()} == {QUEUE}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 120)), max_size=60))

@@ -12,7 +12,6 @@ from support.aws.outgoing import BUS, DESTINATIONS, FIFO_QUEUE, FIFO_TOPIC, OTHE
 from support.aws.scripted_aws import Answer, ScriptedAws, Sent, confirm
 from support.waiting import wait_until
 from txbox import InvalidConfiguration
-from txbox.relay import OutboxMessage
 from txbox_aws.publishers import AwsPublisher, SqsPublisher, aws_publishers
 
 
@@ -232,9 +231,3 @@ def test_nothing_is_connected_before_something_is_sent(broker: ScriptedAws, monk
 def test_an_argument_that_cannot_work_is_named(name: str) -> None:
     with pytest.raises(InvalidConfiguration, match=rf"SqsPublisher\.{name} must be more than 0, not 0"):
         SqsPublisher(**{name: 0})
-
-
-def test_what_is_refused_is_the_callers_own_message(publisher: AwsPublisher, broker: ScriptedAws, kind: str) -> None:
-    message = OutboxMessage("m", DESTINATIONS[kind], b"not json \xff")
-    refused = publisher.send([message])
-    assert [refusal.message is message for refusal in refused] == ([True] if kind == "eventbridge" else [])

@@ -49,12 +49,6 @@ def test_an_entry_is_tried_a_limited_number_of_times(source: SqsSource, broker: 
     assert len(broker.requests("DeleteMessageBatch")) == ENTRY_RUNS
 
 
-def test_an_entry_that_failed_by_our_fault_is_not_tried_again(source: SqsSource, broker: ScriptedSqs) -> None:
-    broker.answer = refusing("ReceiptHandleIsInvalid", "r-1", sender_fault=True)
-    assert source.ack(deliveries(3)) == ["r-0", "r-2"]
-    assert len(broker.requests("DeleteMessageBatch")) == 1
-
-
 def test_both_kinds_of_failure_in_one_answer(source: SqsSource, broker: ScriptedSqs) -> None:
     def answer(action: str, request: dict[str, Any]) -> Answer:
         if len(broker.calls) > 1:
@@ -121,12 +115,6 @@ def test_each_delivery_is_handed_back_with_its_own_delay_in_whole_seconds(
     source.hand_back(handed_back([0, 0.2, 7, 7.5, -1, 10**9]))
     # Rounded up: a wait that was promised is not cut short.
     assert timeouts(broker) == [0, 1, 7, 8, 0, MAX_VISIBILITY_SECONDS]
-
-
-def test_hand_back_takes_ten_at_a_time_and_tries_entries_again(source: SqsSource, broker: ScriptedSqs) -> None:
-    broker.answer = refusing("InternalError", "r-11", sender_fault=False, times=1)
-    source.hand_back(handed_back([5.0] * 12))
-    assert [len(request["Entries"]) for request in broker.requests("ChangeMessageVisibilityBatch")] == [10, 2, 1]
 
 
 def test_extend_reports_who_was_refused_and_why(source: SqsSource, broker: ScriptedSqs) -> None:

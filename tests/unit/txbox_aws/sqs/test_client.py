@@ -10,7 +10,7 @@ from botocore.validate import ParamValidationDecorator
 
 import txbox
 from support.aws.queues import QUEUE
-from support.aws.scripted_sqs import ScriptedSqs, error
+from support.aws.scripted_sqs import ScriptedSqs
 from txbox import BrokerError
 from txbox_aws.sqs import SqsSource, sqs_client
 
@@ -70,49 +70,7 @@ def test_boto3_checks_the_calls_of_others_and_not_those_of_a_source(
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_trying_again_cannot_help_is_permanent_and_has_a_remedy(source: SqsSource, broker: ScriptedSqs) -> None:
-    broker.answer = lambda action, request: error("QueueDoesNotExist")
-    with pytest.raises(BrokerError, match="create the queue, or correct its URL, region or account") as caught:
-        source.open()
-    assert caught.value.permanent
-    assert f"SQS refused GetQueueAttributes on {QUEUE}: " in str(caught.value)
-    assert caught.value.__cause__ is not None
-
-
-@pytest.mark.parametrize(("code", "status"), [("InternalFailure", 500), ("RequestThrottled", 400)])
-def test_what_passes_is_transient(source: SqsSource, broker: ScriptedSqs, code: str, status: int) -> None:
-    broker.answer = lambda action, request: error(code, status)
-    with pytest.raises(BrokerError, match=code) as caught:
-        source.receive()
-    assert not caught.value.permanent
-
-
-def test_a_broker_that_does_not_answer_is_transient(source: SqsSource, broker: ScriptedSqs) -> None:
-    broker.close()
-    with pytest.raises(BrokerError, match="SQS cannot be reached: Could not connect") as caught:
-        source.open()
-    assert not caught.value.permanent
-
-
-def test_without_any_region_the_remedy_is_named() -> None:
-    with pytest.raises(BrokerError, match="set AWS_DEFAULT_REGION") as caught:
-        SqsSource("http://127.0.0.1:9324/000000000000/purchases").open()
-    assert caught.value.permanent
-
-
 def test_a_profile_that_does_not_exist_is_the_brokers_error_and_not_botocores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(BrokerError, match=r"profile \(nobody\) could not be found"):
         sqs_client(QUEUE)
-
-
-def test_without_credentials_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, broker: ScriptedSqs) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", broker.url)
-    source = SqsSource(QUEUE)
-    with pytest.raises(BrokerError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") as caught:
-        source.open()
-    source.close()
-    assert caught.value.permanent
-    assert broker.calls == []

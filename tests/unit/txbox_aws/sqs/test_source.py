@@ -53,11 +53,6 @@ def test_receive_asks_for_what_it_was_told_and_for_all_attributes(client: Any, b
     assert (source.name, source.visibility_seconds) == (QUEUE, 45)
 
 
-def test_a_client_that_was_given_is_not_closed_with_the_source(source: SqsSource) -> None:
-    source.close()
-    assert source.receive() == []
-
-
 # --- how long a delivery is ours -------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from support.txbox.idempotent_handlers import LONG, MESSAGE, kinds, result_of
 from support.txbox.leases import acquired
 from txbox import InFlight, Message
-from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, PostgresLedger, idempotent, runner
+from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, PostgresLedger, idempotent
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
@@ -110,7 +110,3 @@ def test_of_32_tasks_with_one_message_one_runs_it_and_all_have_its_result(ledger
     assert len(results) == 32
     assert set(results) == set(runs)
     assert len(runs) == 1
-
-
-def test_a_short_pause_is_enough_between_looks() -> None:
-    assert runner.WAIT_BACKOFF.longest_seconds <= 1.0
