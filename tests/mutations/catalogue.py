@@ -747,7 +747,7 @@ MUTATIONS = (
         "workers/txbox_aws/lambda_/event_source.py",
         'if source.endswith(".fifo"):',
         'if source.endswith(".fifo."):',
-        "tests/integration/txbox_aws/lambda_/test_fifo.py::test_fifo_stops_at_the_first_failure",
+        "tests/integration/txbox_aws/lambda_/test_answers.py::test_fifo_stops_at_the_first_failure",
     ),
     # --- ordered processing ------------------------------------------------------------------------------------------
     Mutation(

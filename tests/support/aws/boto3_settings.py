@@ -1,8 +1,11 @@
-"""boto3 without the configuration of this machine."""
+"""boto3 without the configuration of this machine, and with other numbers of attempts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from txbox_aws.publishers import EventBridgePublisher, SnsPublisher, SqsPublisher
 
 
 def without_a_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -14,3 +17,9 @@ def without_a_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+def attempts(patch: pytest.MonkeyPatch, times: int) -> None:
+    """Have the publishers that are made from now on make each call so often."""
+    for publisher in (SqsPublisher, SnsPublisher, EventBridgePublisher):
+        patch.setattr(publisher, "_use", replace(publisher._use, attempts=times))

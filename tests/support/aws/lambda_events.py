@@ -1,4 +1,5 @@
-"""Events as Lambda gives them to a function behind an SQS queue, and what Lambda does around the function.
+"""Events as Lambda gives them to a function behind an SQS queue, what Lambda does around the function,
+and what functions are given to run and answer.
 
 The records are those of AWS's documentation (https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html); only receipts
 are cut there, and bodies and attributes are what a test asks for.
@@ -11,6 +12,11 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.orm import Session
+
+from support.workers.business import apply
+from txbox import Message
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -166,6 +172,19 @@ def identifiers(answer: Mapping[str, Any]) -> list[str]:
 def failing(ids: Iterable[str]) -> dict[str, Any]:
     """The answer that has these come again."""
     return {"batchItemFailures": [{"itemIdentifier": item_id(message_id)} for message_id in ids]}
+
+
+NOTHING = failing([])
+"""The answer that has nothing come again."""
+
+
+def failing_for(*ids: str, error: type[BaseException] = ValueError) -> Callable[[Session, Message], None]:
+    def handle(session: Session, message: Message) -> None:
+        apply(session, message)
+        if message.id in ids:
+            raise error(f"no {message.id}")
+
+    return handle
 
 
 class Context:

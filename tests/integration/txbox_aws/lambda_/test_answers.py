@@ -5,6 +5,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,22 +14,25 @@ from sqlalchemy.orm import Session
 
 from support.aws.lambda_events import (
     FIFO_EVENT,
+    NOTHING,
     STANDARD_EVENT,
     STANDARD_URL,
     Context,
     EventSourceMapping,
     again,
     failing,
+    failing_for,
     item_id,
     of,
     record,
 )
 from support.aws.lambda_events import event as event_of
-from support.aws.lambda_functions import NOTHING, failing_for
 from support.aws.queues import held, send
+from support.txbox.horizon import forget
 from support.workers.business import APPLY, Business, apply, once
 from txbox import DeadLetters, Inbox, Message, Outcome, SqlEffect, TxboxError
 from txbox.instrumentation import Received, Settled
+from txbox.leases import PostgresLedger
 from txbox_aws.lambda_ import sqs_handler
 from txbox_aws.lambda_.event_source import queue_url
 from txbox_aws.sqs import redrive_to_queue
@@ -76,16 +80,6 @@ def test_records_with_one_handle_by_hand_are_told_apart(pool: Engine, business: 
     assert sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("bad"))(asked, Context(30)) == failing(
         ["bad"]
     )
-    assert business.applied() == once("ac")
-
-
-def test_a_batch_handler(pool: Engine, business: Business) -> None:
-    def handle_all(session: Session, messages: Sequence[Message]) -> None:
-        for message in messages:
-            failing_for("b")(session, message)
-
-    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, batch_handler=handle_all)
-    assert handle(of("abc"), Context(30)) == failing("b")
     assert business.applied() == once("ac")
 
 
@@ -190,3 +184,74 @@ def test_message_types(pool: Engine, business: Business) -> None:
     assert business.applied() == once("ac")
     assert business.order("body") == ["1", "3"]
     assert business.letters() == {"b": "malformed"}
+
+
+# --- what is too old to judge -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transactions", ["batch", "message"])
+def test_a_message_that_was_forgotten_and_comes_again_is_parked_and_not_run(
+    pool: Engine, business: Business, transactions: Any
+) -> None:
+    heard: list[Any] = []
+    handle = sqs_handler(
+        inbox=Inbox("billing"),
+        engine=pool,
+        handler=failing_for("c"),
+        transactions=transactions,
+        hooks=[heard.append],
+    )
+    assert handle(of("ab"), Context(30)) == NOTHING
+    forget(pool, "a")
+    heard.clear()
+    young = [record(message_id, sent_at=datetime.now(UTC)) for message_id in "cd"]
+    assert handle(event_of(record("a", receives=2), record("b"), *young), Context(30)) == failing("c")
+    settled = {it.message_id: (it.outcome, it.acked) for it in heard if isinstance(it, Settled)}
+    assert settled == {
+        "a": (Outcome.EXPIRED, True),
+        "b": (Outcome.DUPLICATE, True),
+        "c": (Outcome.FAILED, False),
+        "d": (Outcome.PROCESSED, True),
+    }
+    assert business.applied() == once("abd")
+    assert business.letters() == {"a": "expired"}
+    assert business.failing() == {"c": 1}
+    assert handle(of("a"), Context(30)) == NOTHING, "it is parked once"
+    assert len(DeadLetters(pool).list()) == 1
+
+
+# --- FIFO queues: nothing overtakes what has failed -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"transactions": "batch"}, {"transactions": "message"}, {"ordered": True}])
+def test_fifo_stops_at_the_first_failure(pool: Engine, business: Business, options: dict[str, Any]) -> None:
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("c"), **options)
+    groups = {"a": "g-1", "b": "g-2", "c": "g-1", "d": "g-2", "e": "g-3"}
+    asked = event_of(*(record(name, group=group) for name, group in groups.items()))
+    answer = handle(asked, Context(30))
+    assert answer == failing("cde"), "those of other groups too: Lambda asks for it"
+    assert business.order() == ["a", "b"]
+    assert business.failing() == {"c": 1}
+    well = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
+    assert well(again(asked, answer), Context(30)) == NOTHING
+    assert business.order() == list("abcde")
+
+
+def test_fifo_goes_on_after_a_dead_letter(pool: Engine, business: Business) -> None:
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("b"), max_attempts=1)
+    assert handle(of("abc", group="g"), Context(30)) == NOTHING
+    assert business.order() == ["a", "c"]
+    assert business.letters() == {"b": "failed"}
+
+
+def test_fifo_with_a_ledger_stops_at_the_first_failure(pool: Engine, business: Business) -> None:
+    seen = []
+
+    def mail(message: Message) -> None:
+        seen.append(message.id)
+        if message.id == "b":
+            raise ValueError("no")
+
+    handle = sqs_handler(ledger=PostgresLedger("billing", engine=pool), handler=mail)
+    assert handle(of("abcd", group="g"), Context(30)) == failing("bcd")
+    assert seen == ["a", "b"]

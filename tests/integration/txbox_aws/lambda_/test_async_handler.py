@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from support.aws.lambda_events import Context, again, failing, of
-from support.aws.lambda_functions import NOTHING
+from support.aws.lambda_events import NOTHING, Context, again, failing, of
 from support.workers.business import APPLY, Business, once
 from txbox import AsyncInbox, InvalidConfiguration, Message
 from txbox.leases import Lease, PostgresLedger

@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
-from support.aws.lambda_events import Context, failing, of
-from support.aws.lambda_functions import NOTHING, failing_for
+from support.aws.lambda_events import NOTHING, Context, failing, failing_for, of
 from support.workers.business import Business, apply, once
 from txbox import Inbox, Message, Outcome, TxboxError
 from txbox.instrumentation import Settled

@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
-from support.aws.lambda_events import Context, of
-from support.aws.lambda_functions import NOTHING
+from support.aws.lambda_events import NOTHING, Context, of
 from support.postgres.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once

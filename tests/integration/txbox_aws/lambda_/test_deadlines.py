@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from support.aws.lambda_events import Context, again, failing, of
-from support.aws.lambda_functions import NOTHING
+from support.aws.lambda_events import NOTHING, Context, again, failing, of
 from support.workers.business import Business, apply, once
 from txbox import Inbox, Message
 from txbox.leases import PostgresLedger

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Engine
 
-from support.aws.lambda_events import Context, EventSourceMapping, again, failing, of
-from support.aws.lambda_functions import NOTHING
+from support.aws.lambda_events import NOTHING, Context, EventSourceMapping, again, failing, of
 from support.aws.lambda_process import Sandbox, function_in
 from support.aws.queues import held, send
 from support.waiting import wait_until

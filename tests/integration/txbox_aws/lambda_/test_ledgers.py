@@ -7,12 +7,11 @@ import boto3
 import pytest
 from sqlalchemy import Engine
 
-from support.aws.lambda_events import Context, again, failing, of
-from support.aws.lambda_functions import NOTHING, failing_for
+from support.aws.lambda_events import NOTHING, Context, again, failing, failing_for, of
 from support.txbox.leases import dynamodb_store
 from support.workers.business import Business, once
-from txbox import DeadLetters, Inbox, Message, TxboxError
-from txbox.leases import LeaseState, Ledger, PostgresLedger
+from txbox import Inbox, Message, TxboxError
+from txbox.leases import Ledger, PostgresLedger
 from txbox_aws.lambda_ import sqs_handler
 from txbox_local import LocalAws
 
@@ -45,32 +44,12 @@ def test_a_ledger_alone(ledger: Ledger) -> None:
     assert seen == [("a", 1), ("b", 1), ("c", 1), ("b", 2)]
 
 
-def test_what_another_function_works_on_is_handed_back(ledger: Ledger) -> None:
-    assert ledger.acquire("b").state is LeaseState.ACQUIRED
-    seen = []
-    handle = sqs_handler(ledger=ledger, handler=lambda message: seen.append(message.id))
-    assert handle(of("abc"), Context(30)) == failing("b")
-    assert seen == ["a", "c"]
-
-
 def test_a_ledger_beside_an_inbox(pool: Engine, business: Business, ledger: Ledger) -> None:
     handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("b"), ledger=ledger)
     assert handle(of("abc"), Context(30)) == failing("b")
     assert business.applied() == once("ac")
     assert handle(of("abc"), Context(30)) == failing("b")
     assert business.applied() == once("ac")
-
-
-def test_with_a_ledger_alone_dead_letters_are_kept_where_the_engine_says(pool: Engine, business: Business) -> None:
-    def fail(message: Message) -> None:
-        raise ValueError("no")
-
-    handle = sqs_handler(
-        ledger=PostgresLedger("billing", engine=pool), dead_letters=DeadLetters(pool), handler=fail, max_attempts=2
-    )
-    assert handle(of("a"), Context(30)) == failing("a")
-    assert handle(of("a", receives=2), Context(30)) == NOTHING
-    assert business.letters() == {"a": "failed"}
 
 
 def test_a_ledger_that_is_away_fails_the_function_as_a_whole(aws: LocalAws) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from support.aws.boto3_settings import attempts
 from support.aws.outgoing import BUS, FIFO_QUEUE, QUEUE, TOPIC
-from support.aws.publisher_attempts import attempts
 from support.aws.scripted_aws import (
     CONFIRMED,
     GARBAGE,

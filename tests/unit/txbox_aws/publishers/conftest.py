@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.aws.boto3_settings import without_a_configuration
-from support.aws.publisher_attempts import attempts
+from support.aws.boto3_settings import attempts, without_a_configuration
 from support.aws.scripted_aws import ScriptedAws
 from txbox_aws.publishers import AwsPublisher, aws_publishers
 

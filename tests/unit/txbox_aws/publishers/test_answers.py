@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from support.aws.boto3_settings import attempts
 from support.aws.outgoing import BUS, DESTINATIONS, OTHERS, QUEUE, numbered, outgoing, sent
-from support.aws.publisher_attempts import attempts
 from support.aws.scripted_aws import (
     CONFIRMED,
     GARBAGE,
