@@ -14,7 +14,6 @@ No session lock is held, so a pooler in transaction mode may be in between.
 """
 
 import json
-import logging
 import os
 import time
 import uuid
@@ -32,7 +31,7 @@ from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
 from txbox.text import host_name
 
-__all__ = ["LEASE_SECONDS", "LeaseGone", "MaintenanceStatements", "MaintenanceTransactions"]
+__all__ = ["LEASE_SECONDS", "LeaseGone", "MaintenanceStatements", "MaintenanceTransactions", "is_contended"]
 
 T = TypeVar("T")
 
@@ -88,13 +87,9 @@ class MaintenanceTransactions:
         budget_ms_per_second: float,
         wait: Callable[[float], bool | None] = time.sleep,
     ) -> None:
-        """Store the database, and how much of the time is for work.
+        """Store the database, and how much of the time is for work: 1,000 ms per second is no limit.
 
-        Args:
-            engine: where transactions are opened.
-            statements: of the tables' schema and prefix.
-            budget_ms_per_second: milliseconds of each second that transactions may take; 1,000 is no limit.
-            wait: pauses for this many seconds; returns whether the maintainer is to stop.
+        ``wait`` pauses for so many seconds, and returns whether the maintainer is to stop.
         """
         self.owner = f"{host_name()} {os.getpid()} {uuid.uuid4().hex[:8]}"
         self._engine = engine
@@ -137,7 +132,7 @@ class MaintenanceTransactions:
         began = time.monotonic()
         result = retry(
             lambda: self._once(work, statement_ms),
-            again=lambda error, _: is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE,
+            again=lambda error, _: is_contended(error),
             backoff=AGAIN,
             runs=RUNS,
             wait=self._wait,
@@ -163,8 +158,8 @@ class MaintenanceTransactions:
         noted = {"task": task, "owner": self.owner, "removed": removed, "detail": json.dumps(detail)}
         connection.exec_driver_sql(self._sql.progress, noted)
 
-    def finish(self, task: str, seconds: float, detail: Mapping[str, Any] | None = None) -> None:
-        noted = {"task": task, "owner": self.owner, "seconds": seconds, "detail": json.dumps(detail or {})}
+    def finish(self, task: str, seconds: float) -> None:
+        noted = {"task": task, "owner": self.owner, "seconds": seconds, "detail": "{}"}
         self.run(lambda connection: connection.exec_driver_sql(self._sql.finish_task, noted))
 
     def fail(self, task: str, error: str) -> None:
@@ -198,4 +193,6 @@ class MaintenanceTransactions:
             yield connection
 
 
-_log = logging.getLogger("txbox.maintenance")
+def is_contended(error: BaseException) -> bool:
+    """Return whether a transaction could not get its locks and may get them if it is run again."""
+    return is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE

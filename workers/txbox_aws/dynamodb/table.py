@@ -94,9 +94,6 @@ _REMEDIES = {
 }
 
 
-if TYPE_CHECKING:
-    from types_boto3_dynamodb import DynamoDBClient
-
 EXACT_UP_TO_ITEMS = 100_000
 """Counting reads every item: this many cost some cents and take seconds."""
 

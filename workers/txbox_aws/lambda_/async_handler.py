@@ -38,19 +38,12 @@ def async_sqs_handler(
     one after the other, because they share a transaction; what one handler does may run concurrently. It handles one
     event at a time: a second thread waits.
 
-    Args:
-        identify: chooses a message's id, as for ``sqs_handler``.
-        envelope: how bodies are read.
-        margin_seconds: the time before the invocation's end in which no handler begins any more.
-        options: those of ``txbox_workers.coroutines.AsyncProcessingOptions``.
+    Arguments and errors are those of ``sqs_handler``; the options, of
+    ``txbox_workers.coroutines.AsyncProcessingOptions``.
 
     Returns:
         ``handle(event, context)``, a plain function, as Lambda requires; it returns and raises like that of
         ``sqs_handler``.
-
-    Raises:
-        TypeError: there is no such option.
-        InvalidConfiguration: an argument cannot work.
     """
     of = "async_sqs_handler"
     given = for_functions(of, AsyncProcessingOptions, options)

@@ -43,18 +43,8 @@ class AsyncSqsWorker(AsyncWorker):
     ) -> None:
         """Make a worker. It does not connect before ``start`` or ``run``.
 
-        Args:
-            queue_url: the queue's URL; its name ends in .fifo for a FIFO queue.
-            identify: chooses a message's id, as for ``SqsWorker``.
-            envelope: how bodies are read.
-            wait_seconds: how long a long poll waits, 0 to 20.
-            visibility_seconds: how long a delivery is ours without a heartbeat.
-            client: an SQS client of boto3 to use; None makes one from boto3's own settings.
-            options: those of ``txbox_workers.coroutines.AsyncWorkerOptions``.
-
-        Raises:
-            TypeError: there is no such option.
-            InvalidConfiguration: an argument cannot work.
+        Arguments and errors are those of ``SqsWorker``; the options, of
+        ``txbox_workers.coroutines.AsyncWorkerOptions``.
         """
         source = SqsSource(
             queue_url,

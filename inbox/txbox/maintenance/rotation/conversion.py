@@ -22,7 +22,8 @@ from sqlalchemy import Connection, Engine, Row
 
 from txbox.backoff import Backoff, retry
 from txbox.errors import InvalidConfiguration, SchemaMissing
-from txbox.maintenance.rotation.generations import TRIES, Generations, is_contended
+from txbox.maintenance.rotation.generations import TRIES, Generations
+from txbox.maintenance.transactions import is_contended
 from txbox.postgres.engines import adopt
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile

@@ -30,15 +30,14 @@ from txbox.backoff import Backoff, retry
 from txbox.errors import InvalidConfiguration
 from txbox.inbox.age_judge import PRODUCER_SLACK
 from txbox.maintenance.horizons import Horizons
-from txbox.maintenance.transactions import MaintenanceStatements, MaintenanceTransactions
+from txbox.maintenance.transactions import MaintenanceStatements, MaintenanceTransactions, is_contended
 from txbox.postgres.engines import adopt
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
 
-__all__ = ["Generation", "Generations", "Rotator", "is_contended"]
+__all__ = ["Generation", "Generations", "Rotator"]
 
 LOCK_MS = 80
 """How long one try waits for the exclusive lock; recording waits behind it. Less than deadlock_timeout."""
@@ -251,9 +250,9 @@ class Generations:
             return False
         return True
 
-    def move_parked(self, generation: int, most: int = MOVED_AT_ONCE) -> int:
+    def move_parked(self, generation: int) -> int:
         """Move rows of letters that wait into the current generation, in one transaction; return how many."""
-        moved = {"generation": generation, "most": most}
+        moved = {"generation": generation, "most": MOVED_AT_ONCE}
         with short_transaction(self._engine) as connection:
             return connection.exec_driver_sql(self._sql.move_parked, moved).rowcount
 
@@ -359,11 +358,6 @@ class Rotator:
         if why is not None and self._prevented != why:
             _log.error("rotation: %s", why)
         self._prevented = why
-
-
-def is_contended(error: BaseException) -> bool:
-    """Return whether a transaction could not get its locks and may get them if it is run again."""
-    return is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
 
 
 _log = logging.getLogger("txbox.maintenance")
