@@ -58,8 +58,6 @@ from txbox.postgres.engines import adopt, require_server
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.text import storable
 
-__all__ = ["DeadLetters"]
-
 
 class DeadLetters:
     """The dead letters of a database, of every subscriber. Parking a message twice is the same as parking it once."""

@@ -33,8 +33,6 @@ from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.text import storable
 
-__all__ = ["Attempt", "Failed", "Failures"]
-
 MAX_ERROR_CHARACTERS = 4_000
 """How much of an error is kept; the rest is in the log."""
 

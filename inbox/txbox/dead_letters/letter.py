@@ -16,8 +16,6 @@ from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.text import storable
 
-__all__ = ["DeadLetter", "DeadLetterStatements", "Reason", "columns_of", "key_of", "letter_from"]
-
 
 class DeadLetterStatements(SqlFile, file="dead_letters.sql", fragments_of=OrderStatements):
     park: str

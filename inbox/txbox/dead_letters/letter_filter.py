@@ -16,8 +16,6 @@ from txbox.outbox.sent_messages import Moment
 from txbox.postgres.sqlstates import sqlstate
 from txbox.text import storable
 
-__all__ = ["LetterFilter", "filtered"]
-
 LONGEST_AGO = timedelta(days=365_000)
 """Postgres has no times much earlier than that."""
 

@@ -55,8 +55,6 @@ from txbox.postgres.sql import moment
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.text import storable
 
-__all__ = ["LetterOperations"]
-
 LEAST_PER_SECOND = 0.001
 """One letter in about a quarter of an hour."""
 

@@ -50,8 +50,6 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
 from txbox.text import storable
 
-__all__ = ["HeldKeys", "KeyHeld", "OrderStatements", "ids_of", "order_key"]
-
 MAX_KEY_BYTES = 1_000
 """In UTF-8. A longer key is kept as its SHA-256, because the key is part of an index."""
 

@@ -14,8 +14,6 @@ from txbox.maintenance.transactions import MaintenanceStatements, MaintenanceTra
 from txbox.postgres.server import SERVER
 from txbox.postgres.transactions import short_transaction
 
-__all__ = ["Horizons"]
-
 LONGEST_OF_SQS = timedelta(days=14)
 """How long SQS can keep a message: the retention to assume for a queue that no worker has reported."""
 

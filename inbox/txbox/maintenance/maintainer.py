@@ -45,8 +45,6 @@ from txbox.status.runway import INTERVAL_SECONDS as RUNWAY_SECONDS
 from txbox.status.staging_tables import StagingCatalogue
 from txbox.text import text_of
 
-__all__ = ["Maintainer", "MaintenanceReport", "PlannedTask"]
-
 BUDGET_MS_PER_SECOND = 20.0
 """Milliseconds per second for transactions: so few of a worker's meet one that its slowest hundredth stays the same."""
 

@@ -7,8 +7,6 @@ from datetime import timedelta
 from txbox.errors import InvalidConfiguration
 from txbox.inbox.age_judge import MIN_WINDOW
 
-__all__ = ["Retention"]
-
 EVERY_SUBSCRIBER = "*"
 """Stands for every subscriber that is not named."""
 

@@ -37,8 +37,6 @@ from txbox.maintenance.transactions import STATEMENT_MS, MaintenanceTransactions
 from txbox.postgres.sqlstates import QUERY_CANCELED, is_outage, sqlstate
 from txbox.status.staging_tables import StagingCatalogue
 
-__all__ = ["Sweeper", "SweeperStatements", "estimate"]
-
 
 class StagingSweeper:
     """Drops the staging tables of runs that are finished, forgotten, or abandoned for long enough."""

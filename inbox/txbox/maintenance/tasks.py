@@ -12,8 +12,6 @@ from txbox.postgres.sql import quoted
 from txbox.postgres.sql_files import SqlFile
 from txbox.status.activity import KEPT_DAYS
 
-__all__ = ["CursorTask", "SweeperStatements", "Task", "cursor_tasks", "scan_tasks"]
-
 SLACK = PRODUCER_SLACK
 """How long ids stay behind the horizon: producers' clocks may be ahead, and transactions begin before they record."""
 

@@ -31,8 +31,6 @@ from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
 from txbox.text import host_name
 
-__all__ = ["LEASE_SECONDS", "LeaseGone", "MaintenanceStatements", "MaintenanceTransactions", "is_contended"]
-
 T = TypeVar("T")
 
 LEASE_SECONDS = 30.0

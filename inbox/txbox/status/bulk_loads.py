@@ -18,18 +18,6 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.status.staging_tables import StagingCatalogue
 
-__all__ = [
-    "SILENT_SECONDS",
-    "BlockedLoad",
-    "BulkLoad",
-    "BulkLoads",
-    "LoadCounts",
-    "LoadState",
-    "find_blocked_loads",
-    "run_lock",
-]
-
-
 SILENT_SECONDS = 60.0
 """A load at work has a heartbeat every ten seconds; without one for this long, it has stopped."""
 

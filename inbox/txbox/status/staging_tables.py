@@ -12,8 +12,6 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_outage
 from txbox.postgres.transactions import short_transaction
 
-__all__ = ["TABLES_PER_TRANSACTION", "StagingCatalogue"]
-
 TABLES_PER_TRANSACTION = 64
 """How many tables one transaction creates or drops: Postgres's lock table is finite."""
 

@@ -30,8 +30,6 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
 from txbox.schema import prefix_problem
 
-__all__ = ["InboxConversion"]
-
 BLOCKS_AT_ONCE = 64
 """Blocks whose rows one transaction moves: some thousands of rows."""
 

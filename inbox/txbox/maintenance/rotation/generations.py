@@ -37,8 +37,6 @@ from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
 
-__all__ = ["Generation", "Generations", "Rotator"]
-
 LOCK_MS = 80
 """How long one try waits for the exclusive lock; recording waits behind it. Less than deadlock_timeout."""
 

@@ -52,8 +52,6 @@ from txbox.operations.audit.sides import (
 from txbox.postgres.sql import moment
 from txbox.postgres.sqlstates import QUERY_CANCELED, sqlstate
 
-__all__ = ["IN_FLIGHT", "STRETCH_ROWS", "audit", "audit_inbox"]
-
 IN_FLIGHT = timedelta(minutes=15)
 """What was sent less than this ago is not missed yet. Also the largest clock difference that the audit allows for."""
 

@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["COUNTS", "FAULTS_OF_SENT", "AuditReport", "Finding", "FindingKind", "Stretch", "id_from", "time_of"]
-
 
 class FindingKind(StrEnum):
     """What is wrong with a message; ``SENT_AGAIN`` and ``PROCESSED_SINCE`` are not faults."""

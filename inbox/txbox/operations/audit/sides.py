@@ -20,17 +20,6 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import QUERY_CANCELED, SERIALIZATION_FAILURE, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 
-__all__ = [
-    "STATEMENT_TIMEOUT",
-    "AuditStatements",
-    "AuditedDatabase",
-    "Range",
-    "RecordedSide",
-    "Sent",
-    "known",
-    "subscribers",
-]
-
 STATEMENT_TIMEOUT = "10s"
 
 COUNTED_WAITING = 100_000
