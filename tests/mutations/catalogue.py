@@ -575,7 +575,7 @@ MUTATIONS = (
         "inbox/txbox/leases/idempotency.py",
         "return message_id, sha256(payload)",
         "return message_id, sha256(payload)[:0] or None",
-        "tests/integration/txbox/leases/idempotency/test_message_ids.py::"
+        "tests/integration/txbox/leases/idempotency/test_handlers.py::"
         "test_another_payload_under_the_same_id_is_refused",
     ),
     Mutation(

@@ -5,7 +5,7 @@ recording statement has a snapshot.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -86,12 +86,6 @@ class Copy:
                 self.has_snapshot.set()
                 assert self.may_record.wait(30)
                 return self._way(self._inbox, connection)
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("ends", ["commits", "dies"])

@@ -70,6 +70,12 @@ def test_boto3_checks_the_calls_of_others_and_not_those_of_a_source(
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
+def test_without_any_region_the_remedy_is_named() -> None:
+    with pytest.raises(BrokerError, match="set AWS_DEFAULT_REGION") as caught:
+        SqsSource("http://127.0.0.1:9324/000000000000/purchases").open()
+    assert caught.value.permanent
+
+
 def test_a_profile_that_does_not_exist_is_the_brokers_error_and_not_botocores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(BrokerError, match=r"profile \(nobody\) could not be found"):

@@ -1,5 +1,6 @@
-"""Handlers of every kind are made idempotent, and what they are given."""
+"""Handlers of every kind are made idempotent: what they are given, their message ids, and their results."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,8 @@ from sqlalchemy import Engine
 
 from support.txbox.idempotent_handlers import KINDS, LONG, MESSAGE, kinds, result_of
 from support.txbox.leases import acquired
-from txbox import InvalidConfiguration, Message
-from txbox.leases import Lease, PostgresLedger, idempotent
+from txbox import InvalidConfiguration, Message, Mismatch, ResultNotStored
+from txbox.leases import Lease, LeaseState, PostgresLedger, idempotent
 
 
 def test_a_handler_of_any_kind_runs_once_and_its_result_is_kept(engine: Engine) -> None:
@@ -83,3 +84,92 @@ def test_an_idempotent_handler_may_be_wrapped_in_another_ledgers_leases(engine: 
 
     assert handler(MESSAGE) == "inner"  # type: ignore[call-arg]
     assert len(fences) == 1
+
+
+# --- message ids and fingerprints -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "same", "other"),
+    [
+        (True, Message("m", MESSAGE.body, {"a": "b"}), Message("m", b"other")),
+        (lambda message: message.headers.get("to", ""), Message("m", b"other"), Message("m", b"", {"to": "bob"})),
+    ],
+    ids=["True", "a function"],
+)
+def test_another_payload_under_the_same_id_is_refused(
+    ledger: PostgresLedger, fingerprint: Any, same: Message, other: Message
+) -> None:
+    handler = idempotent(lambda message: "sent", ledger=ledger, fingerprint=fingerprint)
+    assert handler(MESSAGE) == "sent"
+    assert handler(same) == "sent"
+    with pytest.raises(Mismatch) as caught:
+        handler(other)
+    assert caught.value.message_ids == ("m",)
+
+
+def test_without_a_fingerprint_the_id_decides(ledger: PostgresLedger) -> None:
+    handler = idempotent(lambda message: message.text, ledger=ledger)
+    assert [handler(MESSAGE), handler(Message("m", b"other"))] == [MESSAGE.text] * 2
+
+
+def test_the_id_may_be_anything_that_the_arguments_say(ledger: PostgresLedger) -> None:
+    @idempotent(
+        ledger=ledger,
+        identify=lambda order, *, to: f"{order['id']}/{to}",
+        fingerprint=lambda order, *, to: json.dumps(order),
+    )
+    def send(order: dict[str, Any], *, to: str) -> str:
+        return f"{order['id']} to {to}"
+
+    assert send({"id": 1}, to="ann") == "1 to ann"
+    assert send({"id": 1}, to="bob") == "1 to bob"
+    with pytest.raises(Mismatch):
+        send({"id": 1, "rush": True}, to="ann")
+    assert ledger.acquire("1/ann").state is LeaseState.COMPLETED
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_of_json_comes_back_as_it_was(ledger: PostgresLedger) -> None:
+    results: list[Any] = [None, True, 0, "größe", [1, None, {"a": 1.5}], {}]
+    handler = idempotent(lambda message: results[int(message.id)], ledger=ledger)
+    for number, result in enumerate(results):
+        assert [handler(Message(str(number), b"")) for _ in range(3)] == [result] * 3
+
+
+def test_a_result_may_be_encoded_in_any_way(ledger: PostgresLedger) -> None:
+    handler = idempotent(
+        lambda message: {1, 2},
+        ledger=ledger,
+        encode=lambda result: ",".join(map(str, sorted(result))),
+        decode=lambda encoded: {int(number) for number in encoded.decode().split(",")},
+    )
+    assert [handler(MESSAGE) for _ in range(2)] == [{1, 2}] * 2
+    assert ledger.acquire("m").result == b"1,2"
+
+
+def test_a_result_need_not_be_kept(ledger: PostgresLedger) -> None:
+    handler = idempotent(lambda message: object(), ledger=ledger, keep_result=False)
+    assert handler(MESSAGE) is not None
+    assert handler(MESSAGE) is None
+
+
+def test_a_result_that_cannot_be_kept_is_told_and_the_message_is_completed(ledger: PostgresLedger) -> None:
+    results: list[Any] = [object(), {1}, float("nan"), b"bytes", "\ud800"]
+    runs = []
+
+    def handler(message: Message) -> Any:
+        runs.append(message.id)
+        return results[int(message.id)]
+
+    decorated = idempotent(handler, ledger=ledger)
+    messages = [Message(str(number), b"") for number in range(len(results))]
+    for message in messages:
+        with pytest.raises(ResultNotStored, match=f"mailing has completed {message.id}") as caught:
+            decorated(message)
+        assert caught.value.message_id == message.id
+        assert caught.value.__cause__ is not None
+        assert decorated(message) is None
+    assert runs == [message.id for message in messages]
