@@ -116,14 +116,6 @@ def test_steps_that_are_there_already_are_skipped(connection: sa.Connection, nex
     assert current_version(connection) == LATEST
 
 
-def test_two_places_in_one_database_have_versions_of_their_own(connection: sa.Connection, next_version: int) -> None:
-    op = operations(connection)
-    txbox_migrations.upgrade(op, to=LATEST)
-    txbox_migrations.upgrade(op, to=next_version, prefix="other_")
-    assert current_version(connection) == LATEST
-    assert current_version(connection, prefix="other_") == next_version
-
-
 def test_without_a_schema_the_search_path_decides(connection: sa.Connection) -> None:
     connection.execute(CreateSchema("first"))
     connection.execute(CreateSchema("second"))

@@ -14,7 +14,6 @@ from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.dead_letters import LetterOperations
 from txbox.operations.actions import read_actions
 from txbox.operations.pauses import read_pauses
-from txbox_aws.sqs import SqsSource
 from txbox_dashboard import Sensitive, reader
 from txbox_dashboard.app import ACTIONS
 from txbox_dashboard.letters import finder
@@ -293,17 +292,6 @@ def test_nothing_chosen_is_not_all(acting: TestClient, engine: Engine) -> None:
     assert "No letter was chosen" in answer.text
     assert acting.post("/letters/redrive", data=form(acting, numbers=",")).status_code == 400
     assert len(DeadLetters(engine).list()) == 1
-
-
-def test_a_letter_goes_back_to_its_queue(acting: TestClient, engine: Engine, queue: str) -> None:
-    park(engine, "a", source=queue, envelope={"attributes": {}})
-    acting.post("/letters/redrive", data=form(acting))
-    assert dict(finished(acting, engine).outcomes) == {"redriven": 1}
-    source = SqsSource(queue)
-    source.open()
-    (delivery,) = wait_until(source.receive)
-    assert delivery.message.body == b'{"customer": 7}'
-    source.close()
 
 
 def test_what_cannot_be_sent_is_said_and_can_be_tried_again(open_acting: Open, engine: Engine) -> None:

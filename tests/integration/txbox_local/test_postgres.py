@@ -70,13 +70,6 @@ def test_a_named_directory_keeps_data_and_password(reachable: Path) -> None:
         assert sa.make_url(server.url).password == password
 
 
-def test_two_at_once(cluster: Path) -> None:
-    with LocalPostgres(cluster, durable=False) as one, LocalPostgres(durable=False) as two:
-        assert one.port != two.port
-        query(one.url, "CREATE TABLE here (n int)")
-        assert query(two.url, "SELECT to_regclass('here') IS NULL")
-
-
 def test_a_directory_in_use_is_refused(cluster: Path) -> None:
     with LocalPostgres(cluster, durable=False) as server:
         with pytest.raises(LocalServerError, match=f"in use by the server with process id {server.pid}:") as raised:
