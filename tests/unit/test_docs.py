@@ -249,7 +249,7 @@ def those_that_exist(named: set[str]) -> set[str]:
         for text in texts
         if not named.isdisjoint(re.findall(r"def (test_\w+)\(", text))
         for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef) and node.name in named
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in named
     }
 
 
