@@ -44,9 +44,7 @@ def test_workers_of_one_subscriber_add_up_also_at_the_same_time(engine: Engine, 
 
 def test_a_worker_that_is_started_again_adds_what_is_new(engine: Engine, business: Business) -> None:
     source = MemorySource(numbered(10))
-    worker = make(source, engine)
-    with at_work(worker):
-        assert source.wait_until_empty(20)
+    worker = work_off(source, engine)
     feed(source, numbered(5, "later"))
     with at_work(worker):
         assert source.wait_until_empty(20)
@@ -192,5 +190,4 @@ def test_times_without_a_zone_keep_no_batch_from_being_processed(engine: Engine,
     source = MemorySource(
         [type(one)(one.id, b"", {}, sent_at=at) for one, at in zip((first, second), zones, strict=True)], batch_size=2
     )
-    with at_work(make(source, engine)):
-        assert source.wait_until_empty(20)
+    work_off(source, engine)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from support.txbox.outbox import OUTBOX, OWN
 from support.txbox.publishers import RecordingPublisher
-from support.workers.memory_worker import at_work, make, numbered
+from support.workers.memory_worker import at_work, make, numbered, work_off
 from txbox import Inbox, InvalidConfiguration, Message, SchemaMissing
 from txbox.dead_letters import Failures
 from txbox.leases import PostgresLedger
@@ -50,9 +50,7 @@ def test_a_worker_goes_on(pool: Engine, engine: Engine, poison: str) -> None:
             session.execute(text(poison))
 
     source = MemorySource(numbered(12))
-    worker = make(source, poisoned(pool, "SELECT 1"), handle, transactions="message", threads=2, max_attempts=2)
-    with at_work(worker):
-        assert source.wait_until_empty(20), "the worker never came back"
+    work_off(source, poisoned(pool, "SELECT 1"), handle, transactions="message", threads=2, max_attempts=2)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM processed_message").scalar_one() == 12
         assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
@@ -126,8 +124,7 @@ def test_a_connection_that_was_left_in_another_encoding_is_not_lent_again(pool: 
             session.execute(text("SET client_encoding = 'LATIN1'"))
 
     source = MemorySource([*numbered(8), Message(cyrillic, b"", {})])
-    with at_work(make(source, pool, handle, transactions="message", max_attempts=2)):
-        assert source.wait_until_empty(20)
+    work_off(source, pool, handle, transactions="message", max_attempts=2)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM processed_message").scalar_one() == 9
         assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0

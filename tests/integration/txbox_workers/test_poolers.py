@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from support.postgres.pgbouncer import pgbouncer
 from support.postgres.transaction_pooler import transaction_pooler
-from support.workers.memory_worker import at_work, make, numbered
+from support.workers.memory_worker import at_work, make, numbered, work_off
 from txbox import Inbox, Message, Outbox, Outcome, Outgoing, SqlEffect
 from txbox.postgres.engines import adopt, stop_preparing
 from txbox.postgres.urls import database_engine, database_url
@@ -203,9 +203,7 @@ def test_a_session_of_the_user_s_prepares_nothing_once_it_has_recorded_or_publis
 
 def test_without_a_pooler_statements_are_prepared_as_ever(engine: Engine) -> None:
     source = MemorySource(numbered(20))
-    worker = make(source, engine, lambda _session, _message: None, transactions="message")
-    with at_work(worker):
-        assert source.wait_until_empty(30)
+    work_off(source, engine, lambda _session, _message: None, transactions="message")
     with ExitStack() as stack:  # the worker's connection, and that of its reports
         pooled = [stack.enter_context(engine.connect()) for _ in range(engine.pool.checkedin())]
         drivers = [connection.connection.driver_connection for connection in pooled]
@@ -236,9 +234,7 @@ def test_a_prepared_statement_of_another_client_is_no_failure_of_the_message(
             driver.execute(statement)
 
     source = MemorySource(numbered(1))
-    worker = make(source, engine, handle, max_attempts=1)
-    with at_work(worker):
-        assert source.wait_until_empty(30)
+    worker = work_off(source, engine, handle, max_attempts=1)
     assert thresholds == [5, None]
     assert "prepare_threshold=None" in caplog.text
     assert worker.counts == {Outcome.IN_FLIGHT: 1, Outcome.PROCESSED: 1}

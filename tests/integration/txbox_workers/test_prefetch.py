@@ -17,10 +17,10 @@ from support.waiting import wait_until
 from support.workers.business import Business, apply, once
 from support.workers.fifo_source import FifoSource
 from support.workers.handlers import Hanging
-from support.workers.memory_worker import at_work, feed, make, numbered
+from support.workers.memory_worker import at_work, feed, make, numbered, work_off
 from support.workers.ordered import by_key
 from txbox import BrokerError, Message, Outcome
-from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, Drained, Received, Settled
+from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, Drained, Paused, Received, Resumed, Settled
 from txbox.operations.pauses import pause, resume
 from txbox_workers import reporter
 from txbox_workers.delivery import Delivery, Settlement
@@ -63,8 +63,7 @@ class Distant(MemorySource):
 def test_each_message_is_applied_once_and_acked(engine: Engine, business: Business, threads: int) -> None:
     source = Distant(numbered(300) + numbered(100))
     kept = Kept()
-    with at_work(make(source, engine, threads=threads, prefetch=80, hooks=[kept])):
-        assert source.wait_until_empty(60)
+    work_off(source, engine, threads=threads, prefetch=80, hooks=[kept])
     assert business.applied() == once(message.id for message in numbered(300))
     assert Counter(event.outcome for event in kept.of(Settled)) == {Outcome.PROCESSED: 300, Outcome.DUPLICATE: 100}
     assert source.most_calls > 1, "receives run beside each other"
@@ -80,9 +79,7 @@ def test_batches_are_as_large_as_is_asked_for_and_acks_are_gathered(engine: Engi
             apply(session, message)
 
     source = Distant(numbered(400))
-    worker = make(source, engine, batch_handler=handle, prefetch=400, batch_size=100, gather_seconds=5.0)
-    with at_work(worker):
-        assert source.wait_until_empty(60)
+    work_off(source, engine, batch_handler=handle, prefetch=400, batch_size=100, gather_seconds=5.0)
     assert sizes == [100] * 4
     assert business.applied() == once(message.id for message in numbered(400))
     assert min(source.acked_at_once) >= 10
@@ -120,9 +117,7 @@ def test_groups_keep_their_order_over_failures(
     for start in range(0, 20, 5):
         for group, ids in sent.items():
             source.send_in(group, *ids[start : start + 5])
-    worker = make(source, engine, handle, threads=threads, prefetch=60, batch_size=batch_size, max_attempts=4)
-    with at_work(worker):
-        assert source.wait_until_empty(60)
+    work_off(source, engine, handle, threads=threads, prefetch=60, batch_size=batch_size, max_attempts=4)
     assert by_key(business.order()) == {group: [id_ for id_ in ids if id_ not in dead] for group, ids in sent.items()}
     assert set(business.letters()) == dead
 
@@ -141,9 +136,7 @@ def test_keys_of_an_ordered_worker_keep_their_order_in_a_batch_of_many_receives(
 
     sent = [Message(f"k{key}-{number}", b"", {"key": f"k{key}"}) for number in range(8) for key in range(10)]
     source = MemorySource(sent)
-    worker = make(source, engine, handle, prefetch=100, batch_size=20, ordered=True, max_attempts=1)
-    with at_work(worker):
-        assert source.wait_until_empty(60)
+    work_off(source, engine, handle, prefetch=100, batch_size=20, ordered=True, max_attempts=1)
     # What has failed is parked at once, and what follows it is parked behind it.
     assert by_key(business.order()) == {f"k{key}": [f"k{key}-{number}" for number in range(3)] for key in range(10)}
     assert len(business.letters()) == 50
@@ -185,8 +178,7 @@ def test_the_heartbeat_extends_what_waits_for_a_slow_handler(engine: Engine, bus
             assert all_extended.wait(60)
 
     source = Ending(numbered(15))
-    with at_work(make(source, engine, slow, prefetch=100, transactions="message")):
-        assert source.wait_until_empty(60)
+    work_off(source, engine, slow, prefetch=100, transactions="message")
     assert extended == {message.id for message in numbered(15)}
     assert business.applied() == once(message.id for message in numbered(15))
 
@@ -217,8 +209,7 @@ def test_a_stop_finishes_what_was_begun_and_hands_back_all_else(
     done = {event.message_id for event in kept.of(Settled) if event.outcome is Outcome.PROCESSED}
     assert business.applied() == once(done)
     assert 1 <= len(done) <= 20
-    with at_work(make(source, engine, prefetch=100)):
-        assert source.wait_until_empty(60)
+    work_off(source, engine, prefetch=100)
     assert business.applied() == once(message.id for message in numbered(200))
 
 
@@ -243,6 +234,7 @@ def test_a_paused_worker_hands_back_what_it_holds_and_is_drained(
         resume(engine, subscriber_id="billing")
         assert source.wait_until_empty(60)
     assert business.applied() == once(message.id for message in numbered(100))
+    assert [type(one) for one in kept.of(Paused, Drained, Resumed)] == [Paused, Drained, Resumed]
 
 
 @pytest.mark.usefixtures("short_pauses", "without_reports")
@@ -306,8 +298,7 @@ def test_a_settlement_that_cannot_be_made_costs_a_redelivery_at_most(engine: Eng
             return super().ack(deliveries)
 
     source = Losing(numbered(200))
-    with at_work(make(source, engine, threads=2, prefetch=100)):
-        assert source.wait_until_empty(60)
+    work_off(source, engine, threads=2, prefetch=100)
     assert business.applied() == once(message.id for message in numbered(200))
 
 

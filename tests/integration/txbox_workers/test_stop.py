@@ -37,7 +37,7 @@ def test_stop_finishes_the_transaction_under_way_and_hands_back_the_rest(engine:
     assert handle.begun.wait(60)
     stopper = threading.Thread(target=worker.stop)
     stopper.start()
-    wait_until(worker._stopping.is_set)
+    wait_until(lambda: worker.stopping)
     handle.go.set()
     stopper.join(20)
     assert business.applied() == once("a")

@@ -13,7 +13,7 @@ from support.postgres.statements import run
 from support.txbox.events import Kept, Unloggable
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once
-from support.workers.memory_worker import at_work, delivery, feed, make, messages, numbered, process
+from support.workers.memory_worker import at_work, delivery, feed, make, messages, numbered, process, work_off
 from txbox import Message, Outcome
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Received
 from txbox_workers.delivery import Delivery
@@ -194,6 +194,5 @@ def test_an_ack_that_raises_anything_does_not_keep_others_from_being_handed_back
             raise ValueError("no")
 
     source = Interrupted(messages("a", "b"))
-    with at_work(make(source, engine, fail_b_in_its_batch_and_alone)):
-        assert source.wait_until_empty(20)
+    work_off(source, engine, fail_b_in_its_batch_and_alone)
     assert business.applied() == once("ab")

@@ -34,5 +34,5 @@ async def work_off(source: MemorySource, engine: AsyncEngine, handler: Any = app
     """Work until everything is acked; return the worker's events."""
     kept = Kept()
     async with make(source, engine, handler, hooks=[kept], **options):
-        assert await asyncio.to_thread(source.wait_until_empty, 30), "something was never acked"
+        assert await asyncio.to_thread(source.wait_until_empty, 60), "something was never acked"
     return kept

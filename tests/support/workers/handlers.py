@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from support.workers.business import ADD, apply
 from txbox import Message, TransactionEnded
+from txbox.postgres.drivers.greenlets import GreenletEvent
 
 APPLY_BAD = text("INSERT INTO effect (message_id, body) VALUES ('bad', 'again')")
 
@@ -249,12 +250,12 @@ def handler_options(handle: Callable[[Session, Message], None], mode: str) -> di
 
 
 class Hanging:
-    """A handler that applies its message, and waits to be let go: in each, or in those of these ids."""
+    """A handler that applies each message, and waits to be let go in these, or in all. It blocks no event loop."""
 
     def __init__(self, *ids: str) -> None:
         self._ids = ids
         self.begun = threading.Event()
-        self.go = threading.Event()
+        self.go = GreenletEvent()
 
     def __call__(self, session: Session, message: Message) -> None:
         apply(session, message)

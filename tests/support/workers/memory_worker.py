@@ -53,7 +53,7 @@ def work_off(source: MemorySource, engine: Engine, handler: Any = apply, **optio
     """Work until everything is acked."""
     worker = make(source, engine, handler, **options)
     with at_work(worker):
-        assert source.wait_until_empty(30), "something was never acked"
+        assert source.wait_until_empty(60), "something was never acked"
     return worker
 
 

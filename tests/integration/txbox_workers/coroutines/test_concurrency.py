@@ -12,7 +12,6 @@ from opentelemetry import trace
 from sqlalchemy import URL, Engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from support.txbox.events import Kept
 from support.txbox.traces import Traces, attributes
 from support.waiting import wait_until
 from support.workers.async_worker import Engines, apply, make, work_off
@@ -147,8 +146,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_delivery(business: Busin
         await apply(session, message)
         time.sleep(2.5)  # what it must not do
 
-    async with make(source, async_engine, handle):
-        assert await asyncio.to_thread(source.wait_until_empty, 30)
+    await work_off(source, async_engine, handle)
     assert source.extended >= 2
     assert business.applied() == once(["a"])
 
@@ -183,10 +181,8 @@ async def test_each_handler_sees_its_own_message_in_the_log_and_in_its_span(
             with traces.tracer.start_as_current_span(f"of {message.id}"):
                 await asyncio.sleep(0.001)
 
-    source, kept = MemorySource(numbered(100)), Kept()
-    how = {"concurrency": 10, "batch_size": 2, "tracing": traces.tracing, "hooks": [kept]}
-    async with make(source, async_engine, handle, **how):
-        assert await asyncio.to_thread(source.wait_until_empty, 60)
+    source = MemorySource(numbered(100))
+    kept = await work_off(source, async_engine, handle, concurrency=10, batch_size=2, tracing=traces.tracing)
     assert wrong == []
     assert len({one.message_id for one in kept.of(Settled)}) == 100
     handled = {

@@ -13,14 +13,11 @@ import pytest
 from sqlalchemy import URL, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from support.txbox.events import Kept
 from support.waiting import wait_until
-from support.workers.async_worker import apply, make
+from support.workers.async_worker import apply, make, work_off
 from support.workers.business import Business, once
-from support.workers.memory_worker import feed, messages, numbered
+from support.workers.memory_worker import messages, numbered
 from txbox import InvalidConfiguration, Message, SchemaMissing, TxboxError
-from txbox.instrumentation import Drained, Paused, Resumed, Stopped
-from txbox.operations.pauses import pause, resume
 from txbox_workers.memory_source import MemorySource
 
 pytestmark = pytest.mark.anyio
@@ -28,34 +25,6 @@ pytestmark = pytest.mark.anyio
 
 async def until(condition: Any, timeout: float = 30) -> None:
     await asyncio.to_thread(wait_until, condition, timeout=timeout)
-
-
-async def test_a_stop_waits_for_its_handlers_and_says_whether_they_have_ended(
-    business: Business, async_engine: AsyncEngine
-) -> None:
-    begun, go = asyncio.Event(), asyncio.Event()
-
-    async def handle(session: Any, message: Message) -> None:
-        await apply(session, message)
-        begun.set()
-        await go.wait()
-
-    source, kept = MemorySource(messages("a", "b")), Kept()
-    worker = make(source, async_engine, handle, batch_size=1, concurrency=1, hooks=[kept])
-    await worker.start()
-    await begun.wait()
-    assert await worker.stop(0.1) is False
-    assert worker.running
-    assert not kept.of(Stopped)[-1].drained
-    with pytest.raises(InvalidConfiguration, match="running already"):
-        await worker.start()
-    go.set()
-    assert await worker.stop(20) is True
-    assert not worker.running
-    assert business.applied() == once("a")
-    await worker.start()
-    await until(lambda: business.applied() == once("ab"))
-    assert await worker.stop(20) is True
 
 
 async def test_a_handler_may_stop_its_own_worker(business: Business, async_engine: AsyncEngine) -> None:
@@ -85,19 +54,6 @@ async def test_a_run_ends_by_a_signal_and_gives_the_signals_back(business: Busin
         assert await worker.run() is True
     assert business.applied() == once("a"), "what was begun is finished, and nothing more is begun"
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-async def test_it_pauses_and_goes_on(engine: Engine, business: Business, async_engine: AsyncEngine) -> None:
-    source, kept = MemorySource(numbered(5)), Kept()
-    async with make(source, async_engine, hooks=[kept]):
-        await until(lambda: business.applied().total() == 5)
-        pause(engine, subscriber_id="billing", by="anna")
-        await until(lambda: kept.of(Drained))
-        feed(source, messages("a", "b"))
-        assert business.applied().total() == 5
-        resume(engine, subscriber_id="billing")
-        await until(lambda: business.applied().total() == 7)
-        assert [type(one) for one in kept.of(Paused, Drained, Resumed)] == [Paused, Drained, Resumed]
 
 
 async def test_a_start_says_what_is_missing_and_leaves_nothing(
@@ -161,8 +117,7 @@ async def test_a_run_that_is_cancelled_while_handlers_wait_gives_them_back_at_on
         with pytest.raises(asyncio.CancelledError):
             await running
     assert business.applied() == {}
-    async with make(source, async_engine):
-        assert await asyncio.to_thread(source.wait_until_empty, 30)
+    await work_off(source, async_engine)
     assert business.applied() == once(one.id for one in numbered(20))
 
 
@@ -187,8 +142,7 @@ async def test_a_run_that_is_cancelled_while_it_drains_waits_for_no_handler(
         with pytest.raises(asyncio.CancelledError):
             await running
     assert not worker.running
-    async with make(source, async_engine):
-        assert await asyncio.to_thread(source.wait_until_empty, 30)
+    await work_off(source, async_engine)
     assert business.applied() == once("a")
 
 
