@@ -21,8 +21,11 @@ from txbox.leases import PostgresLedger
 from txbox_aws.lambda_ import sqs_handler
 from txbox_aws.sqs import SqsWorker
 from txbox_workers.coroutines import AsyncWorker
+from txbox_workers.coroutines.batch_tasks import LoopCalls
+from txbox_workers.coroutines.worker import LoopWorker
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.options import MAX_ATTEMPTS, ProcessingOptions, ValidOptions, WorkerOptions
+from txbox_workers.polling.prefetching_poller import PrefetchingPoller
 from txbox_workers.worker import Worker
 
 ENGINE = create_engine("postgresql+psycopg://nowhere")
@@ -205,3 +208,9 @@ def test_an_engine_for_coroutines_is_refused() -> None:
     for given in (engine, engine.sync_engine):
         with pytest.raises(InvalidConfiguration, match="also beside coroutines"):
             PostgresLedger("billing", engine=given)  # type: ignore[arg-type]
+
+
+def test_a_worker_on_a_loop_receives_ahead_also_without_a_prefetch() -> None:
+    """In its own threads, whatever waits for the database would wait for no loop."""
+    worker = LoopWorker(MemorySource(), LoopCalls(), of="AsyncWorker", ledger=LEDGER, handler=print)
+    assert isinstance(worker._make_poller(), PrefetchingPoller)
