@@ -61,7 +61,7 @@ PUBLIC = {
     "txbox_aws.envelopes": "Envelope open_envelope",
     "txbox_workers.visibility_heartbeat": "VisibilityHeartbeat",
     "txbox_workers.memory_source": "MemorySource",
-    "txbox_workers.brokers": "Broker GROUP Queue broker_entry broker_of letter_sender scheme",
+    "txbox_workers.brokers": "Broker GROUP Queue broker_entry broker_of letter_sender load scheme",
     "txbox_testing.conformance.source": "QueueUnderTest SourceConformance",
     "txbox_testing.conformance.publisher": """
         AsyncDestinationUnderTest AsyncPublisherConformance DestinationUnderTest PublisherConformance SendAnswer
