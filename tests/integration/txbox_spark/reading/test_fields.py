@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support.aws.lambda_events import Context, event, record
-from support.aws.lambda_functions import NOTHING
+from support.aws.lambda_events import NOTHING, Context, event, record
 from support.effects import FIELDS, GOOD, HALF_A_PAIR, MALFORMED, MORE_THAN_ONE
 from support.spark.bulk_loads import COPY_FIRST
 from support.workers.memory_worker import work_off
