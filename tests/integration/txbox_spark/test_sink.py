@@ -259,12 +259,17 @@ def job_descriptions(spark: SparkSession) -> set[str]:
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_apply_ends_the_query_and_it_goes_on_when_mended(stream: Stream, writer: str) -> None:
+@pytest.mark.parametrize("limit", [{}, {"max_rejected": 2, "rejected_to": "table:kept"}], ids=["", "rejected"])
+def test_a_wrong_apply_ends_the_query_and_it_goes_on_when_mended(
+    stream: Stream, writer: str, limit: dict[str, Any]
+) -> None:
+    """So it does with a limit of rejected rows, which are kept once."""
+    bad: list[Event] = [{"event_id": name, "account_id": 1, "amount": 77} for name in (None, "") if limit]
     stream.drop(events(range(30)))
     stream.run(stream.sink(writer=writer))
-    stream.drop(events(range(20, 60)))
+    stream.drop([*events(range(20, 60)), *bad])
     stream.drop(events(range(60, 70)))
-    wrong = stream.sink(writer=writer, apply=WRONG)
+    wrong = stream.sink(writer=writer, apply=WRONG, **limit)
     with pytest.raises(StreamingQueryException) as raised:
         stream.run(wrong)
     said = str(raised.value)
@@ -275,10 +280,12 @@ def test_a_wrong_apply_ends_the_query_and_it_goes_on_when_mended(stream: Stream,
     ((run, chunks),) = stream.ledger()
     assert chunks == 0, "nothing of the failed batch is committed"
     assert run in said
-    stream.run(stream.sink(writer=writer))
-    stream.assert_applied_once(stream.dropped)
+    stream.run(stream.sink(writer=writer, **limit))
+    stream.assert_applied_once(events(range(70)))
     assert [(number, report.applied) for number, report in stream.reports] == [(0, 30), (1, 30), (2, 10)]
-    assert (stream.reports[1][1].run_id, stream.reports[1][1].attempts) == (run, 2)
+    resumed = stream.reports[1][1]
+    assert (resumed.run_id, resumed.attempts, resumed.rejected) == (run, 2, len(bad))
+    assert not limit or stream.rows("SELECT count(*) FROM kept") == [(2,)]
     assert stream.ledger() == []
     assert stream.books.staging_tables() == []
 
