@@ -1,15 +1,18 @@
 """A session of the host's with several engines: what we write and its effects are in one transaction, or it is told."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from support.workers.business import Business
 from support.workers.mapped import Base, Effect
 from txbox import Inbox, InvalidConfiguration, Outbox
+from txbox.coroutines import AsyncInbox, AsyncOutbox, AsyncWatermarks
 from txbox.watermarks import Watermarks
 
 
@@ -114,3 +117,29 @@ def test_the_connection_of_the_effect_may_be_given(
         write(session.connection(bind_arguments={"mapper": Effect}))
     effects, *written = rows(business)
     assert (effects, sum(written)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda session: AsyncInbox("billing").record(session, "a"),
+        lambda session: AsyncOutbox().publish(session, "test:queue", b"{}"),
+        lambda session: AsyncWatermarks("billing").advance(session, "account", "a", 1),
+    ],
+    ids=["record", "publish", "watermark"],
+)
+def test_an_effect_of_an_async_session_over_another_connection_is_refused(
+    schema_url: str, business: Business, write: Callable[[AsyncSession], Awaitable[Any]]
+) -> None:
+    async def work() -> None:
+        engine, other = create_async_engine(schema_url), create_async_engine(schema_url)
+        async with AsyncSession(engine, binds={Base: other}) as session:
+            await write(session)
+            session.add(effect())
+            with pytest.raises(InvalidConfiguration, match="a second connection"):
+                await session.flush()
+        for one in (engine, other):
+            await one.dispose()
+
+    asyncio.run(work())
+    assert rows(business) == [0, 0, 0, 0]

@@ -474,13 +474,31 @@ def leaves_a_stream_open(connection: Connection) -> None:
     _LEFT_OPEN.append(rows)
 
 
+def leaves_a_thread_in_a_statement(connection: Connection) -> None:
+    entered = threading.Event()
+
+    def sleep() -> None:
+        connection.execute(APPLY_LATE)
+        entered.set()
+        with suppress(DBAPIError):
+            connection.exec_driver_sql("SELECT pg_sleep(60)")
+
+    _THREADS.append(threading.Thread(target=sleep))
+    _THREADS[-1].start()
+    assert entered.wait(20)
+    _THREADS[-1].join(0.2)  # it is given up
+
+
 _LEFT_OPEN: list[Any] = []
+_THREADS: list[threading.Thread] = []
+APPLY_LATE = text("INSERT INTO effect VALUES ('late', 1, 1)")
 
 
 @pytest.mark.parametrize(
     ("apply", "expected"),
     [
         (leaves_a_stream_open, StatementLeftOpen),
+        (leaves_a_thread_in_a_statement, StatementLeftOpen),
         (commits, TransactionEnded),
         (commits_as_sql, TransactionEnded),
         (commits_within_a_text, TransactionEnded),
@@ -502,6 +520,9 @@ def test_an_effect_that_ends_the_transaction(
     while _LEFT_OPEN:  # the garbage collector would, in the middle of another test
         with suppress(psycopg.Error):
             _LEFT_OPEN.pop().close()
+    while _THREADS:
+        _THREADS[-1].join(20)
+        assert not _THREADS.pop().is_alive(), "it does not wait for its statement's end"
     assert (books.inbox(), books.effects(), books.chunks(RUN)) == ([], {}, [])
     assert merge().result(20) == len(EVENTS)
     require_merged(books)

@@ -115,7 +115,19 @@ async def swallows_its_time(session: AsyncSession) -> None:
         await times_out_a_statement(session)
 
 
+async def times_out_a_shielded_statement(session: AsyncSession) -> None:
+    shielded.append(asyncio.ensure_future(session.execute(text("SELECT pg_sleep(60)"))))
+    async with asyncio.timeout(0.05):
+        await asyncio.shield(shielded[-1])
+
+
+async def leaves_a_statement_to_a_task(session: AsyncSession) -> None:
+    shielded.append(asyncio.ensure_future(session.execute(text("SELECT pg_sleep(60)"))))
+    await asyncio.wait(shielded[-1:], timeout=0.05)
+
+
 left: list[Any] = []
+shielded: list[asyncio.Future[Any]] = []
 
 
 @pytest.mark.parametrize(
@@ -133,6 +145,8 @@ left: list[Any] = []
         (waits_for_a_statement, "TimeoutError"),
         (goes_on_after_its_time, "TransactionEnded"),
         (swallows_its_time, "TransactionEnded"),
+        (times_out_a_shielded_statement, "TimeoutError"),
+        (leaves_a_statement_to_a_task, "StatementLeftOpen"),
     ],
 )
 async def test_what_a_handler_must_not_do_is_its_message_s_failure_and_no_more(
@@ -146,6 +160,10 @@ async def test_what_a_handler_must_not_do_is_its_message_s_failure_and_no_more(
     kept = await work_off(MemorySource(messages("a", "bad", "b")), async_engine, handle, max_attempts=2)
     while left:
         await left.pop().aclose()
+    async with asyncio.timeout(20):  # a task's statement does not go on to its end
+        while shielded:
+            with pytest.raises(DBAPIError):
+                await shielded.pop()
     assert async_engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     assert kept.outcomes("bad") == [Outcome.FAILED, Outcome.DEAD]
     assert {type(one.error).__name__ for one in kept.of(Settled) if one.message_id == "bad"} == {error}
