@@ -1,7 +1,8 @@
 """The options of a bulk load: listed, documented and validated in one place.
 
 The fields of ``ValidLoadOptions`` hold each option's type, default, valid values and command-line help.
-`txbox bulk-load` and format txbox are generated from them; a run's ``MergePlan`` inherits those of ``MergeOptions``.
+`txbox bulk-load` is generated from them, and so are the options of format txbox that ``source_options`` names. A run's
+``MergePlan`` inherits those of ``MergeOptions``.
 ``LoadOptions`` is for type checkers and readers; a test compares it with the fields.
 """
 
