@@ -10,6 +10,6 @@ class CountingProxy(TcpProxy):
 
     packets = 0
 
-    def _is_lost(self, request: bytes) -> bool:
+    def _is_lost(self, before: bytes, data: bytes) -> bool:
         self.packets += 1
-        return super()._is_lost(request)
+        return super()._is_lost(before, data)

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, make_url
 
 from integration.txbox.conftest import Left
 from support.postgres.statements import run
-from support.postgres.tcp_proxy import TcpProxy
+from support.postgres.tcp_proxy import CountingProxy
 from support.txbox.outbox import OWN, numbered, publish
 from support.txbox.publishers import RecordingPublisher
 from txbox import Outgoing
@@ -18,16 +18,6 @@ from txbox.relay import Relay
 from txbox.relay.pending import Claim
 from txbox.relay.poller import MessageFinder
 from txbox.relay.sender import RelayStatements
-
-
-class CountingProxy(TcpProxy):
-    """Counts what goes to the server; one round trip begins with one packet, as statements are small."""
-
-    packets = 0
-
-    def _is_lost(self, request: bytes) -> bool:
-        self.packets += 1
-        return super()._is_lost(request)
 
 
 @pytest.fixture
