@@ -92,6 +92,11 @@ def test_its_end_closes_connections_and_keeps_what_came() -> None:
         socket.create_connection(("127.0.0.1", port), timeout=10)
     with pytest.raises(RuntimeError, match="not running"):
         _ = smtp.port
-    with smtp, connect(smtp) as client:
-        client.send_message(mail("after"))
-    assert texts(smtp) == [b"hello", b"after"]
+
+
+def test_it_can_be_started_again_and_still_has_what_came() -> None:
+    smtp = LocalSmtp()
+    for text in ("before", "after"):
+        with smtp, connect(smtp) as client:
+            client.send_message(mail(text))
+    assert texts(smtp) == [b"before", b"after"]

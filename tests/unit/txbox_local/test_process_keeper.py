@@ -1,5 +1,7 @@
 import signal
 
+import pytest
+
 from txbox_local import process_keeper
 
 
@@ -8,3 +10,9 @@ def test_what_follows_the_dashes_is_the_program() -> None:
     assert options == process_keeper.KeeperOptions(
         command=["postgres", "-D", "--user"], stop_signal=signal.SIGINT, user="nobody"
     )
+
+
+def test_an_unknown_signal_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        process_keeper.parse(["--stop-signal", "SIGNOTHING", "--", "true"])
+    assert "SIGNOTHING" in capsys.readouterr().err

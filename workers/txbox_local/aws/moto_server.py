@@ -9,17 +9,13 @@ a signal ends it. It differs from moto's own server:
 * Requests to SQS, DynamoDB and Step Functions run one after another, as moto's state is not thread-safe. A long poll
   lets the others run while it waits (see `txbox_local.aws.moto_sqs`). SNS and EventBridge may call other servers:
   they do not hold that lock, and what they send to a queue takes it there.
-* A topic does not keep what it has delivered. moto's (5.2.5) keeps everything that was ever published to it, so a
-  server that keeps running grows without end.
-* An event arrives whole. moto (5.2.5) sends it without ``account``, rewritten through a text template: one that
-  contains ``<detail>`` is broken, and each costs 7 ms.
+* A topic does not keep what it has delivered, and an event arrives whole (see `txbox_local.aws.moto_sns_eventbridge`).
 """
 
 import io
 import logging
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable
 from threading import Lock
 from types import TracebackType
@@ -28,6 +24,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from txbox_local.aws.moto_sns_eventbridge import patch_sns_eventbridge
 from txbox_local.aws.moto_sqs import LOCK, patch_sqs
 
 SERIALIZED_SERVICES = frozenset({"sqs", "dynamodb", "dynamodb_v20111205", "dynamodbstreams", "stepfunctions"})
@@ -43,46 +40,6 @@ def _application(service: Any) -> Any:
     """Return moto's application for a service, patched before its first use."""
     patch_sns_eventbridge(service)
     return create_backend_app(service)
-
-
-def patch_sns_eventbridge(service: str) -> None:
-    """Patch SNS or EventBridge before its first use. ``service`` is moto's name for it.
-
-    Other services are left alone. So are these two until they are used, as importing them takes time and memory.
-    """
-    if service == "sns":
-        _patch_topics()
-    elif service == "events":
-        _patch_events()
-
-
-def _patch_topics() -> None:
-    from moto.sns import models
-
-    class LocalTopic(models.Topic):
-        """A topic that forgets what it has delivered."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.sent_notifications = deque(maxlen=0)  # type: ignore[assignment] # moto only appends to it
-
-    models.Topic = LocalTopic  # type: ignore[misc] # the class that SNSBackend.create_topic looks up
-
-
-def _patch_events() -> None:
-    from moto.events import models
-    from moto.events.utils import EventTemplateParser
-
-    class LocalParser(EventTemplateParser):
-        """Leaves an event as it is, unless its target has a template."""
-
-        @staticmethod
-        def parse(input_template: str, input_paths_map: dict[str, Any], event: Any) -> dict[str, Any]:
-            if input_template:
-                return EventTemplateParser.parse(input_template, input_paths_map, event)
-            return {name: value for name, value in event.items() if name != "ingestion-time"}
-
-    models.EventTemplateParser = LocalParser  # type: ignore[attr-defined] # the class that Rule.send_to_targets looks up
 
 
 class MotoDispatcher(DomainDispatcherApplication):
