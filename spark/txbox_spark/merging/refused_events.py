@@ -68,7 +68,7 @@ EMPTY = f"TRUNCATE {FRESH_EVENT}"
 DELETE = f"DELETE FROM {FRESH_EVENT}"  # noqa: S608 - a name of ours
 BEGIN_TURN = "SAVEPOINT txbox_turn"
 END_TURN = "ROLLBACK TO SAVEPOINT txbox_turn; RELEASE SAVEPOINT txbox_turn"
-BEGIN_PART = ("SAVEPOINT txbox_part",)
+BEGIN_PART = "SAVEPOINT txbox_part"
 UNDO_PART = ("ROLLBACK TO SAVEPOINT txbox_part", "RELEASE SAVEPOINT txbox_part")
 
 
@@ -201,7 +201,7 @@ class _Search:
         """Apply events in a savepoint; return the error if it is about them. If it is not, the savepoint stays open."""
         empty = DELETE if self._dead <= MOST_DEAD else EMPTY
         self._dead = len(ids) + (self._dead if empty is DELETE else 0)
-        self._run(*_steps(empty, *BEGIN_PART), self._fill.with_values(message_ids=array_literal(ids)))
+        self._run(*_steps(empty, BEGIN_PART), self._fill.with_values(message_ids=array_literal(ids)))
         try:
             self._apply(self._connection)
         except (DBAPIError, ApplyFailed) as error:
