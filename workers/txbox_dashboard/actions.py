@@ -66,18 +66,18 @@ NOTE_CHARACTERS = 500
 def pause_it(action: Action) -> str:
     named, back = _named(action)
     note = action.form.get("note", "").strip()[:NOTE_CHARACTERS] or None
-    place = {"schema": action.settings.schema, "prefix": action.settings.prefix}
+    schema, prefix = action.settings.schema, action.settings.prefix
     with action.recorded("pause", *named.values(), note=note):
-        if not pause(action.engine, **named, by=action.who, note=note, **place):  # type: ignore[arg-type]
+        if not pause(action.engine, **named, by=action.who, note=note, schema=schema, prefix=prefix):
             raise NothingDone
     return back
 
 
 def resume_it(action: Action) -> str:
     named, back = _named(action)
-    place = {"schema": action.settings.schema, "prefix": action.settings.prefix}
+    schema, prefix = action.settings.schema, action.settings.prefix
     with action.recorded("resume", *named.values()):
-        if not resume(action.engine, **named, **place):  # type: ignore[arg-type]
+        if not resume(action.engine, **named, schema=schema, prefix=prefix):
             raise NothingDone
     return back
 
