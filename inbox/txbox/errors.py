@@ -100,7 +100,7 @@ class SchemaMissing(TxboxError):
     ``lacks`` is the database's message about that column; None if the table does not exist.
     """
 
-    remedy: ClassVar = "`txbox db upgrade`"
+    remedy: ClassVar = "`txbox db upgrade`, or in your own migrations if they make txbox's tables"
     """The command that creates and changes the tables; an adapter sets its framework's command, as Django's does."""
 
     def __init__(self, table: str, lacks: str | None = None) -> None:

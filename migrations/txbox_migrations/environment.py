@@ -130,6 +130,15 @@ def _recorded_version(migration: MigrationContext) -> int:
     return recorded
 
 
+def is_of_host(connection: Connection, *, schema: str | None, prefix: str) -> bool:
+    """Whether another alembic history than ours made the tables, or Django."""
+    inspector = sa.inspect(connection)
+    has_inbox, has_ours = (
+        inspector.has_table(f"{prefix}{name}", schema=schema) for name in ("processed_message", VERSION_TABLE)
+    )
+    return has_inbox and not has_ours
+
+
 def _require_ours(recorded: int, connection: Connection, schema: str | None, prefix: str) -> None:
     """Raise if the tables' version and our version table disagree: then another alembic history manages the tables."""
     version_table = f"{prefix}{VERSION_TABLE}"

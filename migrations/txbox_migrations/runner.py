@@ -4,8 +4,10 @@ from typing import Protocol
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect
 
 from txbox.postgres.engines import require_server
+from txbox_migrations.environment import VERSION_TABLE
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import BASELINE, LATEST, STEPS
 from txbox_migrations.version_mark import current_version, require_prefix, require_version, write_version
@@ -35,7 +37,7 @@ def upgrade(
 
     Raises:
         MigrationError: there is no such version, or the version in the database cannot be determined or is from before
-            the baseline; or the prefix is too long.
+            the baseline; or ``txbox db upgrade`` made the tables; or the prefix is too long.
         InvalidConfiguration: the database is not UTF-8.
     """
     operations = Operations(op.get_context())
@@ -43,6 +45,7 @@ def upgrade(
     require_prefix(prefix)
     if not operations.migration_context.as_sql:
         require_server(operations.get_bind())
+        _refuse_two_histories(operations, schema, prefix)
     for version in range(max(_since(operations, schema, prefix, since) + 1, BASELINE), to + 1):
         STEPS[version - BASELINE].upgrade(operations, schema, prefix)
         write_version(operations, version, schema=schema, prefix=prefix)
@@ -64,15 +67,27 @@ def downgrade(
 
     Raises:
         MigrationError: there is no such version, or the version in the database cannot be determined or is from before
-            the baseline.
+            the baseline; or ``txbox db upgrade`` made the tables.
     """
     operations = Operations(op.get_context())
     require_version("to", to)
+    if not operations.migration_context.as_sql:
+        _refuse_two_histories(operations, schema, prefix)
     since = _since(operations, schema, prefix, since)
     for version in range(since, max(to, BASELINE - 1), -1):
         STEPS[version - BASELINE].downgrade(operations, schema, prefix)
         if version > BASELINE:
             write_version(operations, version - 1, schema=schema, prefix=prefix)
+
+
+def _refuse_two_histories(op: Operations, schema: str | None, prefix: str) -> None:
+    """Raise if our own history manages the tables: a later step of yours would drop them behind its back."""
+    table = f"{prefix}{VERSION_TABLE}"
+    if inspect(op.get_bind()).has_table(table, schema=schema):
+        raise MigrationError(
+            f"`txbox db upgrade` manages txbox's tables, as {table} says, and two histories cannot. To hand them over "
+            f"to yours, run DROP TABLE {table} (`txbox dev --no-tables` makes none); or leave this step out"
+        )
 
 
 def _since(op: Operations, schema: str | None, prefix: str, since: int | None) -> int:

@@ -13,7 +13,11 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import create_engine
 
+import txbox_migrations
 from support.ordinary_user import reachable_directory
 from support.program import COMMAND, Running
 from support.program import txbox as run_process
@@ -132,7 +136,24 @@ def test_as_json_and_a_port_that_is_in_use_is_refused(dev: Callable[..., Running
     assert environment["QUEUE_URL"] == environment["QUEUE_URL_ORDERS"] == printed["queues"]["orders"]
     assert run_process("status", "--queue", printed["queues"]["orders"], env=environment).status == 0
     port = environment["TXBOX_DATABASE_URL"].rpartition(":")[2].partition("/")[0]
-    run_process("dev", "--port", port).failed_in_one_line(1, f"port {port} of 127.0.0.1 is in use: name another port")
+    aws_port = environment["AWS_ENDPOINT_URL"].rpartition(":")[2]
+    for option, taken in (("--port", port), ("--aws-port", aws_port)):
+        ended = run_process("dev", option, taken)
+        ended.failed_in_one_line(1, f"port {taken} of 127.0.0.1 is in use: name another port")
+
+
+def test_where_own_migrations_make_the_tables_it_makes_none(dev: Callable[..., Running], reachable: Path) -> None:
+    running = dev("--no-tables", "--data", str(reachable / "data"))
+    environment = exports(running)
+    assert query(environment, "SELECT to_regclass('processed_message')") == [(None,)]
+    with create_engine(environment["TXBOX_DATABASE_URL"]).begin() as connection:
+        txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), to=txbox_migrations.LATEST)
+    running.signal(signal.SIGINT)
+    assert running.wait() == 0
+    refused = run_process("dev", "--data", str(reachable / "data"))
+    refused.failed_in_one_line(1, "another alembic history manages txbox's tables", "give --no-tables")
+    again = dev("--no-tables", "--data", str(reachable / "data"))
+    assert query(exports(again), "SELECT count(*) FROM processed_message") == [(0,)]
 
 
 @pytest.mark.skipif(

@@ -147,10 +147,31 @@ def test_tables_managed_by_the_host_are_refused(fresh_database: str, engine: sa.
     assert relations(engine) == before
 
 
+@pytest.mark.parametrize(("schema", "prefix"), [(None, ""), ("billing", "tx_")])
+@pytest.mark.parametrize("change", [txbox_migrations.upgrade, txbox_migrations.downgrade])
+def test_a_step_of_the_host_leaves_the_tables_of_our_history_alone(
+    fresh_database: str, engine: sa.Engine, change: Callable[..., None], schema: str | None, prefix: str
+) -> None:
+    place: Place = {"schema": schema, "prefix": prefix}
+    upgrade_database(fresh_database, **place)
+    before = relations(engine)
+    with engine.begin() as connection:
+        op = Operations(MigrationContext.configure(connection))
+        with pytest.raises(MigrationError, match=rf"manages txbox's tables, .* run DROP TABLE {prefix}txbox_version "):
+            change(op, **place)
+    assert relations(engine) == before
+    assert upgrade_database(fresh_database, **place).before == LATEST
+    with engine.begin() as connection:  # as the remedy says
+        where = f"{schema}." if schema else ""
+        connection.execute(sa.text(f"DROP TABLE {where}{prefix}txbox_version"))
+        change(Operations(MigrationContext.configure(connection)), **place)
+
+
 def test_tables_moved_behind_our_back_are_refused(fresh_database: str, engine: sa.Engine, next_version: int) -> None:
     upgrade_database(fresh_database)
     with engine.begin() as connection:
-        txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), to=next_version)
+        mark = f"COMMENT ON CONSTRAINT processed_message_pkey ON processed_message IS 'txbox schema {next_version}'"
+        connection.execute(sa.text(mark))
     told = f"says version {LATEST}, but the tables are at version {next_version}"
     with pytest.raises(MigrationError, match=told):
         upgrade_database(fresh_database)

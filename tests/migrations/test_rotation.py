@@ -140,7 +140,8 @@ def test_the_view_of_one_table_is_checked(engine: sa.Engine) -> None:
 
 
 def test_a_revision_of_the_host_marks_a_rotating_inbox(engine: sa.Engine, next_version: int) -> None:
-    upgrade_database(engine)
+    with engine.begin() as connection:
+        txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), to=LATEST)
     assert InboxConversion(engine).forward()
     with engine.begin() as connection:
         operations = Operations(MigrationContext.configure(connection))

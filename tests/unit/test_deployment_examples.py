@@ -18,7 +18,7 @@ import yaml
 from txbox.instrumentation.metrics import METRICS, Kind
 from txbox.status.exporter.figures import GAUGES
 from txbox_cli.app import app
-from txbox_cli.commands.operate.queue_collector import GAUGES as QUEUE_GAUGES
+from txbox_cli.queue_collector import GAUGES as QUEUE_GAUGES
 
 REPOSITORY = Path(__file__).parents[2]
 MONITORING = REPOSITORY / "examples" / "monitoring"

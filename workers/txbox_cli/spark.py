@@ -260,16 +260,14 @@ def session(name: str, on: SparkOptions, java: str = "") -> Iterator[Any]:
     from txbox_spark.runtime.jvm import cause_of_death, kill_jvm
     from txbox_spark.runtime.session import mute_jvm, quiet_pyspark
 
-    console = plain_console(stderr=True)
-    if console.is_terminal:
-        console.print("starting Spark …", style="dim")
     quiet_pyspark()  # before the start: py4j logs a traceback for a Ctrl-C during it
     interrupted_plainly(mute_jvm)
     settings = pairs("--conf", on.conf)
     if java:
         settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
     with seen_as_interrupt(), ended_in_time(kill_jvm):
-        spark = spark_session(name, master=on.master, jdbc_jar=on.jdbc_jar, settings=settings)
+        with _clock("starting Spark"):
+            spark = spark_session(name, master=on.master, jdbc_jar=on.jdbc_jar, settings=settings)
         # Again: Spark has installed a handler that cancels jobs over the very connection that the signal interrupts.
         interrupted_plainly(mute_jvm)
         try:
@@ -288,6 +286,20 @@ def session(name: str, on: SparkOptions, java: str = "") -> Iterator[Any]:
             except Exception:
                 if cause_of_death() is None:  # otherwise there is nothing to stop
                     raise
+
+
+@contextmanager
+def _clock(what: str) -> Iterator[None]:
+    """Show in a terminal how long something has taken, as there is no telling how long it will."""
+    console = plain_console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(TextColumn("{task.description} …"), TimeElapsedColumn(), console=console) as progress:
+        progress.add_task(what, total=None)
+        yield
 
 
 class CurrentRun:

@@ -29,22 +29,21 @@ from txbox_dashboard.access import (
     SecurityHeaders,
     Session,
     Sessions,
+    Throttle,
     forgery_token,
     is_same_site,
 )
 from txbox_dashboard.actions import Action, ActionFunction, ActionRefused, pause_it, resume_it
-from txbox_dashboard.leases.pages import leases
 from txbox_dashboard.letter_runner import LetterRunner
-from txbox_dashboard.letters import actions
-from txbox_dashboard.letters.pages import confirm, letter, letters
-from txbox_dashboard.loads.pages import loads
-from txbox_dashboard.maintenance.pages import maintenance
-from txbox_dashboard.messages.pages import message
-from txbox_dashboard.outbox.pages import outbox
-from txbox_dashboard.overview.pages import overview, subscriber
+from txbox_dashboard.pages.leases import leases
+from txbox_dashboard.pages.letters import confirm, discard, letter, letters, redrive, resume_operation, stop_operation
+from txbox_dashboard.pages.loads import loads
+from txbox_dashboard.pages.maintenance import maintenance
+from txbox_dashboard.pages.messages import message
+from txbox_dashboard.pages.outbox import outbox
+from txbox_dashboard.pages.overview import overview, subscriber
 from txbox_dashboard.reader import Reader
 from txbox_dashboard.settings import DashboardSettings, Identify, Redact, Send
-from txbox_dashboard.throttle import Throttle
 from txbox_dashboard.view import Page, PageFunction, Renderer, Request, span
 
 __all__ = ["dashboard"]
@@ -82,10 +81,10 @@ PLACES: Sequence[Place] = (
 """All pages, in the order of the navigation."""
 
 ACTIONS: Mapping[str, ActionFunction] = {
-    "/letters/redrive": actions.redrive,
-    "/letters/discard": actions.discard,
-    "/operations/resume": actions.resume,
-    "/operations/stop": actions.stop,
+    "/letters/redrive": redrive,
+    "/letters/discard": discard,
+    "/operations/resume": resume_operation,
+    "/operations/stop": stop_operation,
     "/pause": pause_it,
     "/resume": resume_it,
 }

@@ -23,7 +23,7 @@ from txbox_migrations.steps import BASELINE
 class MigrationStep(Operation):
     """Brings txbox's tables from the version before to a version, and back. It has no models.
 
-    Steps that have already been run, for example by ``txbox db upgrade``, are skipped. The settings ``TXBOX_SCHEMA``
+    Steps that have already been run, for example by an alembic history, are skipped. The settings ``TXBOX_SCHEMA``
     and ``TXBOX_PREFIX`` say where the tables are; a missing schema is created.
     """
 

@@ -9,11 +9,18 @@ from txbox_local.postgres.local_postgres import LocalPostgres
 
 
 class DevServices:
-    """PostgreSQL and a local AWS for `txbox dev`. The arguments are those of ``LocalPostgres``."""
+    """PostgreSQL and a local AWS for `txbox dev`. The arguments are those of ``LocalPostgres`` and of ``LocalAws``."""
 
-    def __init__(self, directory: Path | None = None, *, port: int | None = None, durable: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        port: int | None = None,
+        aws_port: int | None = None,
+        durable: bool = True,
+    ) -> None:
         self.postgres = LocalPostgres(directory, port=port, durable=durable)
-        self.aws = LocalAws()
+        self.aws = LocalAws(port=aws_port)
         self._started = ExitStack()
 
     def start(self) -> Self:

@@ -72,18 +72,24 @@ class SessionFactory(Protocol):
         """Return a session that works in this connection's transaction."""
 
 
-def refuse_unfinishable(handler: Any, name: str, instead: str = "call asyncio.run(…) in a plain function") -> None:
+_ASYNC_TWINS = {"Worker": "AsyncWorker", "SqsWorker": "AsyncSqsWorker", "sqs_handler": "async_sqs_handler"}
+
+
+def refuse_unfinishable(handler: Any, name: str, instead: str | None = None) -> None:
     """Raise ``InvalidConfiguration`` if ``handler`` is not a function, or would return before it has run.
 
-    ``name`` is the argument's name; ``instead`` says what to do with a coroutine function.
+    ``name`` is the argument's name; ``instead`` says what to do with a coroutine function. By default that is to use
+    the class for coroutines, if there is one, or ``asyncio.run``.
     """
     if not callable(handler):
         raise InvalidConfiguration(f"{name} must be a function, not {type(handler).__name__}")
     parts = (handler, getattr(handler, "__call__", None))  # noqa: B004 - of an object
     if is_coroutine_function(handler) or any(kind(part) for part in parts for kind in _UNFINISHED):
+        twin = _ASYNC_TWINS.get(name.partition(".")[0])
+        use = "" if twin is None else f"{twin} takes coroutine functions; or "
         raise InvalidConfiguration(
             f"{name} must be a plain function: a coroutine function or a generator would return before it "
-            f"has run; {instead}"
+            f"has run; {instead or f'{use}call asyncio.run(…) in a plain function'}"
         )
 
 

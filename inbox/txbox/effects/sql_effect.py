@@ -17,7 +17,8 @@ from txbox.messages.message import Message
 from txbox.outbox import Outbox
 from txbox.postgres.round_trip import Statement, Step
 from txbox.postgres.sql import array_literal, in_one_statement
-from txbox.postgres.sqlstates import is_outage
+from txbox.postgres.sqlstates import SYNTAX_ERROR, is_outage, sqlstate
+from txbox.postgres.transactions import parse
 
 
 class SqlEffect:
@@ -110,11 +111,8 @@ class SqlEffect:
         self.creates_table = not all(one.takes_expression for one in statements)
         """Whether it needs a temporary table in each transaction, which costs several times as much."""
         self._on_table = self._over_table(statements)
-        self._steps = (
-            [*self._filling_table(), *self._on_table]
-            if self.creates_table
-            else [self._embedded(one) for one in statements]
-        )
+        self._checked = [self._by_itself(one) for one in statements]
+        self._steps = [*self._filling_table(), *self._on_table] if self.creates_table else self._checked
 
     def __repr__(self) -> str:
         return f"SqlEffect({self.name!r}, fields={list(self.fields)})"
@@ -133,20 +131,21 @@ class SqlEffect:
     def check(self, connection: Connection) -> None:
         """Raise unless the statements fit the tables on this connection, and the effect can publish if it has to.
 
-        Statements that need a temporary table are not checked: they may create what others name.
+        Of statements that need a temporary table, only the syntax is checked: they may create what others name.
 
         Raises:
             EffectFailed: the server refuses a statement, such as one that names a table that does not exist.
             NotInTransaction, SchemaMissing: as for ``Outbox.check``.
         """
-        for number, step in enumerate([] if self.creates_table else self._steps):
+        for step in self._checked:
             try:
-                connection.exec_driver_sql(f"PREPARE {_CHECKED} AS {step.text}".replace("%", "%%"))
-                connection.exec_driver_sql(f"DEALLOCATE {_CHECKED}")
+                with connection.begin_nested():
+                    parse(connection, step.statement)
             except DBAPIError as error:
                 if not isinstance(error.orig, psycopg.Error) or is_outage(error):
                     raise
-                raise self.failed(number, error.orig) from error.orig
+                if not self.creates_table or sqlstate(error) == SYNTAX_ERROR:
+                    raise self._failed(step, error.orig) from error.orig
         if self._publication is not None:
             self._publication.outbox.check(connection)
 
@@ -203,7 +202,9 @@ class SqlEffect:
 
     def failed(self, number: int, error: psycopg.Error) -> EffectFailed:
         """Return the error that says which step failed, and where."""
-        step = self._steps[number]
+        return self._failed(self._steps[number], error)
+
+    def _failed(self, step: "_EffectStep", error: psycopg.Error) -> EffectFailed:
         diagnostic = error.diag
         if diagnostic.message_primary is None:
             return EffectFailed(f"{self.name} failed: {error}")
@@ -221,9 +222,10 @@ class SqlEffect:
             position = diagnostic.internal_position if diagnostic.internal_query == step.text else None
         return None if position is None else step.line + step.text.count("\n", 0, int(position) - 1)
 
-    def _embedded(self, one: ScriptStatement) -> "_EffectStep":
-        text = with_rows(one.text, self.fields) if one.reads_events else one.text
-        return _EffectStep(Statement(text.encode()), one.reads_events, one.line, text)
+    def _by_itself(self, one: ScriptStatement) -> "_EffectStep":
+        embeds = one.reads_events and not self.creates_table
+        text = with_rows(one.text, self.fields) if embeds else one.text
+        return _EffectStep(Statement(text.encode()), embeds, one.line, text)
 
     def _filling_table(self) -> "list[_EffectStep]":
         return [
@@ -272,5 +274,4 @@ def _publication(
     return Publication(outbox, destination)
 
 
-_CHECKED = "txbox_checked_effect"
 _FEATURE_NOT_SUPPORTED = "0A000"

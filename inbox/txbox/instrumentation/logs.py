@@ -52,8 +52,9 @@ def _log_event(event: Event) -> None:
             )
         case events.Settled():
             level = _SETTLED_LEVEL[event.outcome]
-            because = f": {type(event.error).__name__}: {_text(event.error)}" if event.error else ""
-            because += f"; what counted: {_attempts(event.counted)}" if event.counted else ""
+            error = f"{type(event.error).__name__}: {_text(event.error)}" if event.error else ""
+            because = f": {error}" if error else ""
+            because += f"; what counted: {_attempts(event.counted, error)}" if event.counted else ""
             log.log(level, "%s %s %s (delivery %d)%s", name, event.outcome, event.message_id, event.attempts, because)
             if not event.acked and event.outcome.acked:
                 log.warning(
@@ -121,8 +122,16 @@ def _log_event(event: Event) -> None:
             log.debug("%s %r", name, event)
 
 
-def _attempts(counted: Sequence[Mapping[str, Any]]) -> str:
-    return "; ".join(f"delivery {one['delivery']}: {' '.join(one['error'].split())}" for one in counted)
+def _attempts(counted: Sequence[Mapping[str, Any]], last: str) -> str:
+    """Return which deliveries counted, and each error once: the line has said the ``last`` one."""
+    deliveries: dict[str, list[str]] = {}
+    for one in counted:
+        deliveries.setdefault(" ".join(one["error"].split()), []).append(str(one["delivery"]))
+    return "; ".join(
+        f"{'delivery' if len(numbers) == 1 else 'deliveries'} {', '.join(numbers)}: "
+        f"{'this error' if error == last else error}"
+        for error, numbers in deliveries.items()
+    )
 
 
 def _conflicts(conflicts: Mapping[tuple[str, str], int]) -> str:

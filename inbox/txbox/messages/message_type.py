@@ -4,6 +4,7 @@ A body is malformed if pydantic says so, or if it is not JSON: pydantic reads ``
 does not have. Of two members with one name, the last counts, as for ``json.loads``.
 """
 
+import re
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -136,9 +137,16 @@ def adapter_of(of: Any, name: str) -> Any:
         if not adapter.pydantic_complete:  # a name in it is undefined; fail now, not at the first message
             adapter.rebuild(raise_errors=True)
     except Exception as error:  # a type's own code may decide how it is read
-        why = getattr(error, "message", None) or str(error)  # pydantic's text has a link, too
-        raise InvalidConfiguration(f"{name} is no message type that pydantic can read: {why}") from error
+        raise InvalidConfiguration(f"{name} is no message type that pydantic can read: {_why(error)}") from error
     return adapter
+
+
+def _why(error: Exception) -> str:
+    """Return what is wrong, without pydantic's advice to authors of types, its links, and the values of objects."""
+    text: str = getattr(error, "message", None) or str(error)
+    if (unknown := _UNKNOWN_TYPE.match(text)) is not None:
+        return f"it knows no {unknown['name']}" if unknown["name"] else "it knows no such type"
+    return text
 
 
 def name_of(of: Any) -> str:
@@ -148,8 +156,10 @@ def name_of(of: Any) -> str:
         return name_of(parts[0])
     if origin in (Union, UnionType):
         return " | ".join(name_of(part) for part in parts)
-    if origin is None or origin is Literal:
-        return str(getattr(of, "__name__", of))
+    if origin is Literal:
+        return str(of)
+    if origin is None:
+        return str(getattr(of, "__name__", f"a value of type {type(of).__name__}"))
     return f"{name_of(origin)}[{', '.join(map(name_of, parts))}]"
 
 
@@ -170,5 +180,7 @@ def _shortened(text: str) -> str:
 
 _BODY_ITSELF = (str, bytes, bytearray, memoryview, Message)
 """A handler annotated with one of these may mean the body as it came, or a string in JSON."""
+
+_UNKNOWN_TYPE = re.compile(r"Unable to generate pydantic-core schema for (?:<class '(?P<name>[^']+)'>)?")
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -81,12 +81,14 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """A statement with its values; without any (None), the server parses it and does not run it."""
+
     statement: Statement
-    values: Sequence[Value] = ()
+    values: Sequence[Value] | None = ()
 
     def __post_init__(self) -> None:
         # libpq silently ends a text at its first NUL.
-        if any(value is not None and b"\0" in value for value in self.values):
+        if any(value is not None and b"\0" in value for value in self.values or ()):
             raise ValueError("a NUL character, which Postgres cannot keep")
 
 
@@ -148,7 +150,9 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
         asked: list[tuple[Statement, bool]] = []  # for each answer: its statement, and whether it is only to the Parse
         for step in steps:
             statement = step.statement
-            if prepared is None or not statement.has_plan:
+            if step.values is None:
+                pgconn.send_prepare(b"", statement.text)
+            elif prepared is None or not statement.has_plan:
                 pgconn.send_query_params(statement.text, step.values)
             else:
                 if statement.name not in prepared:
@@ -190,7 +194,7 @@ def _encoded(step: Step, encoding: str) -> Step:
     """Return a step in the connection's encoding, which the host chose."""
     statement = step.statement
     text = statement.text.decode().encode(encoding)
-    values = [None if one is None else one.decode().encode(encoding) for one in step.values]
+    values = step.values and [None if one is None else one.decode().encode(encoding) for one in step.values]
     return Step(Statement(text, statement.parameters, statement.has_plan), values)
 
 

@@ -45,6 +45,7 @@ INVALID_CURSOR_NAME = "34000"
 OUT_OF_MEMORY = "53200"  # also if the lock table is full
 QUERY_CANCELED = "57014"  # by a time-out, or by a person
 READ_ONLY = "25006"  # read_only_sql_transaction
+SYNTAX_ERROR = "42601"
 UNDEFINED_COLUMN = "42703"
 UNDEFINED_TABLE = "42P01"
 TIMED_OUT = frozenset({"25P03", "25P04"})  # idle_in_transaction_session_timeout, transaction_timeout

@@ -23,7 +23,7 @@ from txbox.postgres.drivers.psycopg_connection import (
 )
 from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.guards.session_binds import keep_to
-from txbox.postgres.round_trip import StepFailed
+from txbox.postgres.round_trip import Statement, Step, StepFailed, run_steps
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql import quote, quoted, read_nothing, unescaped
 from txbox.postgres.sqlstates import (
@@ -218,6 +218,21 @@ def driver_cursor(connection: Connection) -> Iterator[Any]:
             raise
         raise error from None
     cursor.close()
+
+
+def parse(connection: Connection, statement: Statement) -> None:
+    """Have the server parse a statement, and check its names and types if it has a plan. It does not run.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: the server refuses it; the transaction is aborted.
+    """
+    try:
+        with driver_cursor(connection):
+            run_steps(connection, [Step(statement, None)])
+    except psycopg.Error as error:
+        raise DBAPIError.instance(
+            statement.text.decode(), None, error, psycopg.Error, connection_invalidated=connection.invalidated
+        ) from error
 
 
 def check_table(connection: Connection, table: Table) -> None:

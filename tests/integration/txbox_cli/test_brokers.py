@@ -14,7 +14,7 @@ from support.program import Ended, Running
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Outbox, Reason
 from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
-from txbox_cli.commands.operate.queue_collector import QueueCollector
+from txbox_cli.queue_collector import QueueCollector
 from txbox_dashboard.letter_runner import LetterRunner
 from txbox_dashboard.settings import DashboardSettings
 from txbox_workers.brokers import broker_entry, broker_of, scheme

@@ -33,18 +33,18 @@ from txbox.relay import Relay
 from txbox.schema import tables
 from txbox.service import Service
 from txbox_aws.broker import SqsQueue
-from txbox_cli.commands.operate.exporter import exporting
-from txbox_cli.commands.operate.health import health_of
-from txbox_cli.commands.operate.metrics_server import (
+from txbox_cli.commands.exporter import exporting
+from txbox_cli.errors import CommandFailed
+from txbox_cli.health import health_of
+from txbox_cli.metrics_server import (
     CONNECTIONS,
     REQUEST_SECONDS,
     WAIT_SECONDS,
     answering,
     line,
 )
-from txbox_cli.commands.operate.queue_collector import QueueCollector
-from txbox_cli.errors import CommandFailed
 from txbox_cli.options import DatabaseTarget
+from txbox_cli.queue_collector import QueueCollector
 from txbox_local import LocalPostgres
 from txbox_workers.memory_source import MemorySource
 

@@ -205,6 +205,11 @@ def test_a_table_that_was_changed_is_found(empty: Txbox, fresh_database: str) ->
     assert ended.status == 1
     assert "processed_at" in ended.out
     assert ended.out.endswith("the tables differ; repair them, or run `txbox db upgrade`\n")
+    with engine.begin() as connection:  # as if the host's own history had made them
+        connection.exec_driver_sql("DROP TABLE txbox_version")
+    engine.dispose()
+    ended_elsewhere = empty("db", "check")
+    assert ended_elsewhere.out.endswith("the tables differ; repair them, or upgrade them in your own migrations\n")
     found = json.loads(empty("db", "check", "--json").out)
     assert found["ok"] is False
     assert found["differences"]

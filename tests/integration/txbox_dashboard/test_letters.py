@@ -16,9 +16,9 @@ from txbox.operations.actions import read_actions
 from txbox.operations.pauses import read_pauses
 from txbox_dashboard import Sensitive, reader
 from txbox_dashboard.app import ACTIONS
-from txbox_dashboard.letters import finder
-from txbox_dashboard.letters.finder import FIELDS, NEWEST
-from txbox_dashboard.letters.pages import BODY_BYTES
+from txbox_dashboard.pages import letter_finder as finder
+from txbox_dashboard.pages.letter_finder import FIELDS, NEWEST
+from txbox_dashboard.pages.letters import BODY_BYTES
 from txbox_dashboard.reader import Reader
 from txbox_dashboard.redaction import SHOWN_CHARACTERS
 
@@ -142,7 +142,7 @@ def test_of_a_letter_of_50_mb_no_more_is_read_than_is_shown(
 def test_a_body_that_is_read_in_part_is_not_cut_within_a_character(
     open_dashboard: Open, engine: Engine, monkeypatch: pytest.MonkeyPatch, character: str
 ) -> None:
-    monkeypatch.setattr("txbox_dashboard.letters.pages.BODY_BYTES", 1001)
+    monkeypatch.setattr("txbox_dashboard.pages.letters.BODY_BYTES", 1001)
     (number,) = park(engine, "a", body=(character * 1000).encode() + b"...")
     text = text_of(open_dashboard(show_bodies=True), f"/letter?number={number}")
     assert f"{character}… ({len(character.encode()) * 1000 + 3:,} bytes in all)" in text

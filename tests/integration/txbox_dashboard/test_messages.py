@@ -14,7 +14,7 @@ from support.workers.memory_worker import at_work, make
 from txbox import Failures, Inbox, Message, Outgoing
 from txbox.leases import PostgresLedger
 from txbox.relay import Relay
-from txbox_dashboard.messages import pages as messages
+from txbox_dashboard.pages import messages
 from txbox_workers.memory_source import MemorySource
 
 from .test_letters import park

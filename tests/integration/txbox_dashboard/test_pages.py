@@ -19,7 +19,7 @@ from txbox.operations.actions import note_action
 from txbox.operations.pauses import pause
 from txbox.relay import Refused, Relay
 from txbox.status import read_status
-from txbox_dashboard.leases import pages as lease_pages
+from txbox_dashboard.pages import leases as lease_pages
 from txbox_workers.memory_source import MemorySource
 
 

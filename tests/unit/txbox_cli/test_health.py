@@ -9,7 +9,7 @@ from txbox import InvalidConfiguration
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, DatabaseRestored, Event
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.service import Service
-from txbox_cli.commands.operate.health import Health
+from txbox_cli.health import Health
 
 ERROR = ValueError("postgresql://u:hunter2@h/x")
 

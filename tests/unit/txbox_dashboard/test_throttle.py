@@ -1,6 +1,6 @@
 """Wrong tokens are bounded, for each address and in total, in a memory that does not grow."""
 
-from txbox_dashboard.throttle import GUESSES, GUESSES_IN_ALL, WINDOW_SECONDS, Throttle
+from txbox_dashboard.access import GUESSES, GUESSES_IN_ALL, WINDOW_SECONDS, Throttle
 
 
 class Clock:

@@ -11,6 +11,7 @@ from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Commands, DatabaseOptions, JsonOption
 from txbox_cli.output import print_json, printable
 from txbox_migrations import LATEST, Severity, downgrade_database, find_drift, upgrade_database
+from txbox_migrations.environment import is_of_host
 from txbox_migrations.steps import BASELINE
 
 app = Commands(help="Create, change and check the tables.")
@@ -58,6 +59,7 @@ def check(
     """
     with db.engine() as engine, engine.connect() as connection:
         differences = find_drift(connection, schema=db.schema, prefix=db.prefix)
+        ours = not is_of_host(connection, schema=db.schema, prefix=db.prefix)
     harmful = [difference for difference in differences if difference.severity is Severity.DRIFT]
     if as_json:
         print_json({"ok": not harmful, "differences": [asdict(difference) for difference in differences]})
@@ -65,7 +67,8 @@ def check(
         for difference in differences:
             typer.echo(f"{difference.severity}: {difference}")
         upgraded = " ".join(["txbox db upgrade", db.options]).rstrip()
-        typer.echo(f"the tables differ; repair them, or run `{upgraded}`" if harmful else "the tables are right")
+        remedy = f"run `{upgraded}`" if ours else "upgrade them in your own migrations"
+        typer.echo(f"the tables differ; repair them, or {remedy}" if harmful else "the tables are right")
     return 1 if harmful else 0
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from txbox_cli.errors import UsageError
+from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.output import print_json
 
 
@@ -24,6 +24,9 @@ def dev(
     port: Annotated[
         int | None, typer.Option(help="The database's port; without it, a free one.", min=1, max=65_535)
     ] = None,
+    aws_port: Annotated[
+        int | None, typer.Option(help="The local AWS's port; without it, a free one.", min=1, max=65_535)
+    ] = None,
     queues: Annotated[
         list[str] | None,
         typer.Option(
@@ -32,6 +35,9 @@ def dev(
             "QUEUE_URL is the first one's URL.",
         ),
     ] = None,
+    no_tables: Annotated[
+        bool, typer.Option("--no-tables", help="Create no tables: your own migrations do, by alembic or Django.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the environment as JSON.")] = False,
 ) -> None:
     """Start a PostgreSQL and a local AWS, create the tables, print the environment to export, wait for Ctrl-C.
@@ -47,7 +53,6 @@ def dev(
     # isort: split
     from txbox_aws.sqs import create_queue
     from txbox_cli.settings import lead_boto3_to
-    from txbox_migrations import upgrade_database
 
     for name in queues or ():
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo", name):
@@ -56,8 +61,9 @@ def dev(
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    with DevServices(directory=data, port=port) as services:
-        upgrade_database(services.postgres.url)
+    with DevServices(directory=data, port=port, aws_port=aws_port) as services:
+        if not no_tables:
+            _create_tables(services.postgres.url)
         environment = dict(services.environment())
         unset = lead_boto3_to(environment)
         queue_urls = {name: create_queue(name) for name in queues or ()}
@@ -75,6 +81,15 @@ def dev(
         typer.echo(f"ready; the data in {services.postgres.directory} {where}; Ctrl-C stops", err=True)
         stopping.wait()
     typer.echo("stopped", err=True)
+
+
+def _create_tables(url: str) -> None:
+    from txbox_migrations import MigrationError, upgrade_database
+
+    try:
+        upgrade_database(url)
+    except MigrationError as error:
+        raise CommandFailed(f"{error}. Where your own migrations make the tables, give --no-tables") from error
 
 
 def _variables(queues: Iterable[str]) -> dict[str, str]:

@@ -15,8 +15,8 @@ from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, MOST_SENDERS, PUBLISH_TI
 from txbox.service import STOP_SECONDS
 from txbox.tracing import Tracing
 from txbox_cli import importer
-from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of
 from txbox_cli.errors import CommandFailed, UsageError
+from txbox_cli.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of
 from txbox_cli.options import DatabaseTarget, PrefixOption, SchemaOption, UrlOption, database, read_span
 from txbox_cli.signals import hangup_terminates
 from txbox_workers.brokers import GROUP, load

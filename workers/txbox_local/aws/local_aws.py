@@ -25,11 +25,13 @@ class LocalAws(LocalServer):
             sqs = boto3.client("sqs", endpoint_url=aws.endpoint_url)
 
     Args:
+        port: the TCP port; by default a free one.
         log: the server's log file; by default a temporary one, which ``stop`` removes.
     """
 
-    def __init__(self, *, log: Path | None = None) -> None:
+    def __init__(self, *, port: int | None = None, log: Path | None = None) -> None:
         super().__init__()
+        self._fixed_port = port
         self._log = Path(log).absolute() if log is not None else None
 
     @property
@@ -55,7 +57,7 @@ class LocalAws(LocalServer):
             log = self._temporary / "server.log"
         log.write_bytes(b"")
         process = KeptProcess(
-            [sys.executable, "-P", "-m", "txbox_local.aws.moto_server"],
+            [sys.executable, "-P", "-m", "txbox_local.aws.moto_server", str(self._fixed_port or 0)],
             log=log,
             stop_signal=signal.SIGTERM,
             share_stdout=True,
@@ -66,6 +68,8 @@ class LocalAws(LocalServer):
             port = process.read_line("port ")
             if port is None:
                 process.exited(within_seconds=1.0)
+                if "already in use" in log_tail(log):
+                    raise LocalServerError(f"port {self._fixed_port} of 127.0.0.1 is in use: name another port")
                 raise LocalServerError("the local AWS server did not start; its log ends with:", log=log_tail(log))
         except BaseException:
             process.stop()

@@ -1,7 +1,7 @@
 """The program behind `LocalAws`: moto's server on 127.0.0.1, made fast enough for a demo and for tests.
 
-It binds a port that the operating system chooses, writes ``port NUMBER`` to standard output, and serves until
-a signal ends it. It differs from moto's own server:
+It binds the port of its argument, or one that the operating system chooses, writes ``port NUMBER`` to standard output,
+and serves until a signal ends it. It differs from moto's own server:
 
 * It keeps connections alive. werkzeug closes each one and then waits 10 ms for more from it.
 * It finds the service behind a request once per service and region. moto lists its directory and tries two hundred
@@ -127,7 +127,8 @@ def main() -> None:
     """Serve until a signal ends this process."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     patch_sqs()
-    server = make_server("127.0.0.1", 0, MotoDispatcher(), threaded=True, request_handler=KeepAliveHandler)
+    port = int(sys.argv[1]) if sys.argv[1:] else 0
+    server = make_server("127.0.0.1", port, MotoDispatcher(), threaded=True, request_handler=KeepAliveHandler)
     os.write(sys.stdout.fileno(), f"port {server.port}\n".encode())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # from here on, nobody reads the pipe
     server.serve_forever()

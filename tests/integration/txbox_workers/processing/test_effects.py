@@ -375,6 +375,9 @@ def test_one_of_handler_and_effect_is_needed(engine: Engine) -> None:
         ("SELECT 1;\nINSERT INTO efect (message_id) SELECT message_id FROM fresh_event", 'line 2: relation "efect"'),
         ("INSERT INTO effect (message_id)\nSELECT amounts FROM fresh_event", 'line 2: column "amounts"'),
         ("UPDATE effect SET body = 5 % 'x' FROM fresh_event", "line 1: invalid input syntax"),
+        ("SELEC 1 FROM fresh_event", 'line 1: syntax error at or near "SELEC"'),
+        ("LOCK TABLE effect;\nUPDAT effect SET body = 'x' FROM fresh_event", 'line 2: syntax error at or near "UPDAT"'),
+        ("SELECT 1 FROM pg_temp.fresh_event; SELECT * FRM effect", "line 1: syntax error"),
     ],
 )
 def test_statements_that_do_not_fit_the_tables_are_told_at_the_start(

@@ -10,11 +10,11 @@ import typer
 
 from txbox.service import STOP_SECONDS
 from txbox_cli import importer
-from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of, probes_of
 from txbox_cli.commands.worker.member import Member
 from txbox_cli.commands.worker.sql_worker import SqlWorker, sql_worker
 from txbox_cli.commands.worker.supervisor import StartFailed, Supervisor
 from txbox_cli.errors import CommandFailed, UsageError
+from txbox_cli.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of, probes_of
 from txbox_cli.options import ReadBy
 from txbox_cli.signals import hangup_terminates
 from txbox_workers.coroutines import AsyncWorker

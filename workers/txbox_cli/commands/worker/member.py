@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Self
 
-from txbox_cli.commands.operate.health import Health
+from txbox_cli.health import Health
 from txbox_workers.coroutines import AsyncWorker
 from txbox_workers.worker import Worker
 

@@ -14,7 +14,7 @@ from txbox.outbox.status import STALE_SECONDS, DestinationStatus, OutboxStatusSt
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.status import read_activity
-from txbox_dashboard.overview.pages import COUNTED, read_troubles, times_of
+from txbox_dashboard.pages.overview import COUNTED, read_troubles, times_of
 from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 

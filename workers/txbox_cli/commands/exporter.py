@@ -10,7 +10,7 @@ import typer
 
 from txbox.extras import needs
 from txbox.service import StopSignals, next_signal
-from txbox_cli.commands.operate.metrics_server import answering, line
+from txbox_cli.metrics_server import answering, line
 from txbox_cli.options import DatabaseOptions, DatabaseTarget, checked_queues
 from txbox_cli.signals import hangup_terminates
 
@@ -104,7 +104,7 @@ def exporting(
     )
     registry.register(collector)
     if queues:
-        from txbox_cli.commands.operate.queue_collector import QueueCollector
+        from txbox_cli.queue_collector import QueueCollector
 
         registry.register(QueueCollector(queues, interval_seconds=interval_seconds, limit_seconds=QUEUES_SECONDS))
 

@@ -12,8 +12,8 @@ from txbox import InvalidConfiguration
 from txbox.maintenance import Maintainer, Retention
 from txbox.maintenance.maintainer import BUDGET_MS_PER_SECOND, FEWEST_ROWS, GENERATIONS, ROWS_PER_TRANSACTION
 from txbox.service import STOP_SECONDS
-from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of
 from txbox_cli.errors import CommandFailed, UsageError
+from txbox_cli.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of
 from txbox_cli.options import DatabaseOptions, JsonOption, read_span
 from txbox_cli.output import print_counts, print_json
 from txbox_cli.signals import hangup_terminates

@@ -9,7 +9,7 @@ from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.text import storable
-from txbox_dashboard.overview.pages import SUBSCRIBERS, OverviewStatements
+from txbox_dashboard.pages.overview import SUBSCRIBERS, OverviewStatements
 from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 

@@ -1,1 +1,0 @@
-"""Leases: what is being processed, and what was left behind."""

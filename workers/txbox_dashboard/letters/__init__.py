@@ -1,1 +1,0 @@
-"""Dead letters: find, show, redrive and discard them."""

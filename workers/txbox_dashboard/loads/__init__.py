@@ -1,1 +1,0 @@
-"""Bulk loads: their chunks, their pace, and what they wait for."""

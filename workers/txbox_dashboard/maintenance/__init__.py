@@ -1,1 +1,0 @@
-"""What is kept and forgotten, what audits have found, and what people have done."""

@@ -1,1 +1,0 @@
-"""One message: everything that is known of an id."""

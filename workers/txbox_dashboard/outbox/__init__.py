@@ -1,1 +1,0 @@
-"""What waits to be sent, who sends it, and what holds it up."""

@@ -1,1 +1,0 @@
-"""All subscribers at a glance, and one of them."""
