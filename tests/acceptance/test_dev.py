@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import create_engine
+from sqlalchemy import NullPool, create_engine
 
 import txbox_migrations
 from support.ordinary_user import reachable_directory
@@ -146,7 +146,8 @@ def test_where_own_migrations_make_the_tables_it_makes_none(dev: Callable[..., R
     running = dev("--no-tables", "--data", str(reachable / "data"))
     environment = exports(running)
     assert query(environment, "SELECT to_regclass('processed_message')") == [(None,)]
-    with create_engine(environment["TXBOX_DATABASE_URL"]).begin() as connection:
+    engine = create_engine(environment["TXBOX_DATABASE_URL"], poolclass=NullPool)
+    with engine.begin() as connection:
         txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), to=txbox_migrations.LATEST)
     running.signal(signal.SIGINT)
     assert running.wait() == 0
