@@ -363,6 +363,11 @@ class NothingKept(InvalidConfiguration):
     """An outbox keeps no sent messages, so an audit has nothing to compare."""
 
 
+def install_command(extra: str) -> str:
+    """Return what installs an extra, for errors. No package index has txbox yet, so that is the way from a clone."""
+    return f"pip install '.[{extra}]' in a clone of txbox"
+
+
 class ExtraMissing(TxboxError, ModuleNotFoundError):
     """A module that the extra ``extra`` of txbox brings is not installed; a ``ModuleNotFoundError`` too.
 
@@ -375,7 +380,7 @@ class ExtraMissing(TxboxError, ModuleNotFoundError):
         what = (
             f"{name} is missing" if "." not in name else f"{name} is not in the {name.partition('.')[0]} that is found"
         )
-        super().__init__(f"{what}; install it: pip install 'txbox[{extra}]'", name=name)
+        super().__init__(f"{what}; install it: {install_command(extra)}", name=name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExtraMissing, (self.extra, self.name), self.__dict__  # __dict__ does not have the name

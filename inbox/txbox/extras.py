@@ -1,4 +1,4 @@
-"""The extras, and the error that names one that is not installed: ``pip install 'txbox[http]'``."""
+"""The extras, and the error that names one that is not installed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

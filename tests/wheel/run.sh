@@ -123,7 +123,7 @@ for extra, door in DOORS.items():
     try:
         importlib.import_module(door)
     except ModuleNotFoundError as error:
-        assert str(error).endswith(f" is missing; install it: pip install 'txbox[{extra}]'"), error
+        assert str(error).endswith(f" is missing; install it: pip install '.[{extra}]' in a clone of txbox"), error
     else:
         raise SystemExit(f"{door} was imported without {extra}")
 PYTHON
@@ -213,9 +213,9 @@ step "[] installs" environment ""
 step "[] import txbox, txbox_migrations, txbox_workers, txbox.testing" \
   imports "txbox, txbox_migrations, txbox_workers, txbox.testing"
 step "[] neither boto3, typer, rich, pydantic, moto nor pyspark is there" lacks boto3 typer rich pydantic moto pyspark
-step "[] txbox names the extra" remedy "pip install 'txbox\[cli\]'" "$bin/txbox" status
+step "[] txbox names the extra" remedy "pip install '\.\[cli\]'" "$bin/txbox" status
 step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory_source"
-step "[] a message type names the extra" remedy "pip install 'txbox\[typed\]'" typed_bodies
+step "[] a message type names the extra" remedy "pip install '\.\[typed\]'" typed_bodies
 
 step "[] what needs an extra names it" doors_ask
 step "[] pytest finds the plugin, which imports nothing" plugin_is_idle
@@ -237,12 +237,12 @@ step "[cli] installs" environment cli
 step "[cli] txbox --help" "$bin/txbox" --help
 step "[cli] python -m txbox_cli --version" "$bin/python" -m txbox_cli --version
 step "[cli] neither boto3 nor moto is there" lacks boto3 moto
-step "[cli] txbox demo names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" demo --purchases 10
-step "[cli] txbox bulk-load names what is missing" remedy "pip install 'txbox\[spark" "$bin/txbox" bulk-load x.jsonl \
+step "[cli] txbox demo names what is missing" remedy "pip install '\.\[" "$bin/txbox" demo --purchases 10
+step "[cli] txbox bulk-load names what is missing" remedy "pip install '\.\[spark" "$bin/txbox" bulk-load x.jsonl \
   --subscriber billing --message-id id --apply /dev/stdin --url postgresql://nobody@127.0.0.1:1/x <<<"SELECT * FROM fresh_event"
-step "[cli] txbox dashboard names what is missing" remedy "pip install 'txbox\[dashboard" "$bin/txbox" dashboard \
+step "[cli] txbox dashboard names what is missing" remedy "pip install '\.\[dashboard" "$bin/txbox" dashboard \
   --url postgresql://nobody@127.0.0.1:1/x
-step "[cli] txbox dev names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" dev
+step "[cli] txbox dev names what is missing" remedy "pip install '\.\[" "$bin/txbox" dev
 
 step "[dashboard] installs" grown dashboard
 step "[dashboard] import, txbox dashboard --help" dashboard_starts

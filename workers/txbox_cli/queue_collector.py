@@ -1,4 +1,4 @@
-"""How much waits in queues, as Prometheus metrics. Needs ``pip install 'txbox[prometheus]'``, and ``aws`` for SQS.
+"""How much waits in queues, as Prometheus metrics. Needs the extra ``prometheus``, and ``aws`` for SQS.
 
 SQS says about how many messages it holds. It does not say how old the oldest one is: that is a metric of CloudWatch,
 which costs money and is minutes late. Workers report the age of what they receive.

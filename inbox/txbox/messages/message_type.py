@@ -8,7 +8,7 @@ import re
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from txbox.errors import InvalidConfiguration, MalformedMessage
+from txbox.errors import InvalidConfiguration, MalformedMessage, install_command
 from txbox.messages.message import Message
 
 MAX_ERRORS = 10
@@ -130,7 +130,7 @@ def adapter_of(of: Any, name: str) -> Any:
         from pydantic import TypeAdapter
     except ImportError as error:
         raise InvalidConfiguration(
-            f"message type {name} needs pydantic, which is not installed: pip install 'txbox[typed]'"
+            f"message type {name} needs pydantic, which is not installed: {install_command('typed')}"
         ) from error
     try:
         adapter = TypeAdapter(of)

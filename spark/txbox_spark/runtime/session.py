@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from txbox import InvalidConfiguration
+from txbox.errors import install_command
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.java import SparkSetupError, java_found
 from txbox_spark.runtime.jdbc import JDBC_DRIVER_CLASS
@@ -36,7 +37,7 @@ CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 def require_pyspark() -> None:
     if importlib.util.find_spec("pyspark") is None:
-        raise SparkSetupError("pyspark is missing; install it: pip install 'txbox[spark]'")
+        raise SparkSetupError(f"pyspark is missing; install it: {install_command('spark')}")
 
 
 def spark_session(

@@ -69,7 +69,7 @@ def test_each_entry_module_names_its_extra() -> None:
     for module, (kind, cause, text) in said.items():
         assert (kind, cause) == ("ExtraMissing", "ModuleNotFoundError"), (module, text)
         extra = ENTRY_MODULES.get(module, "spark")
-        named = re.fullmatch(rf"(\w+) is missing; install it: pip install 'txbox\[{extra}\]'", text)
+        named = re.fullmatch(rf"(\w+) is missing; install it: pip install '\.\[{extra}\]' in a clone of txbox", text)
         assert named, (module, text)
         assert named[1] in extras.MODULES[extra]
 
@@ -89,7 +89,7 @@ def test_only_a_module_of_the_extra_is_told_as_missing() -> None:
 def test_an_error_within_is_told_once() -> None:
     with pytest.raises(ExtraMissing) as told, extras.needs("cli"), extras.needs("dashboard"):
         raise ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
-    assert str(told.value) == "jinja2 is missing; install it: pip install 'txbox[dashboard]'"
+    assert str(told.value) == "jinja2 is missing; install it: pip install '.[dashboard]' in a clone of txbox"
     with pytest.raises(ExtraMissing) as told, extras.needs("http"), extras.needs("dashboard"):
         raise ModuleNotFoundError("No module named 'starlette'", name="starlette")
     assert told.value.extra == "dashboard", "the nearest one"
@@ -98,7 +98,7 @@ def test_an_error_within_is_told_once() -> None:
 def test_coroutines_name_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "greenlet", raising=False)
     monkeypatch.setattr(greenlets, "find_spec", lambda _: None)
-    with pytest.raises(InvalidConfiguration, match=r"greenlet, which is not installed: pip install 'txbox\[asyncio\]'"):
+    with pytest.raises(InvalidConfiguration, match=r"greenlet, which is not installed: pip install '\.\[asyncio\]'"):
         asyncio.run(greenlets.run_in_greenlet(print))
 
 

@@ -269,7 +269,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     asked = [line.split() for line in ended.stdout.splitlines()]
     assert asked == [["typer", "1"], ["rich", "1"], ["pydantic", "1"], ["pydantic_settings", "1"]]
     for (missing, _), line in zip(asked, ended.stderr.splitlines(), strict=True):
-        Ended(1, "", f"{line}\n").failed_in_one_line(1, f"txbox: {missing}", "pip install 'txbox[cli]'")
+        Ended(1, "", f"{line}\n").failed_in_one_line(1, f"txbox: {missing}", "pip install '.[cli]'")
 
 
 def test_the_programs_own_click_is_not_needed_and_dev_asks_for_the_extra_that_brings_the_other() -> None:
@@ -285,5 +285,5 @@ def test_the_programs_own_click_is_not_needed_and_dev_asks_for_the_extra_that_br
     asked, without = ended.stderr.splitlines(keepends=True)
     Ended(2, ended.stdout, asked).failed_in_one_line(2, "No such command")
     Ended(ended.returncode, ended.stdout, without).failed_in_one_line(
-        1, "the local servers are not installed", "pip install 'txbox[embedded]'"
+        1, "the local servers are not installed", "pip install '.[embedded]'"
     )

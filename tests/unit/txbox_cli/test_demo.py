@@ -177,8 +177,8 @@ def test_mails_that_came_twice_where_it_cannot_be_known_are_said_and_are_no_fail
     ("missing", "said"),
     [
         ("java", "Spark needs a JDK 17 or newer, and there is no java"),
-        ("pyspark", "the final stage needs pyspark: pip install 'txbox[spark]'"),
-        ("pyarrow", "the final stage needs pyarrow: pip install 'txbox[spark]'"),
+        ("pyspark", "the final stage needs pyspark: pip install '.[spark]'"),
+        ("pyarrow", "the final stage needs pyarrow: pip install '.[spark]'"),
     ],
 )
 def test_what_the_spark_stage_lacks_is_said_before_the_work(

@@ -47,7 +47,7 @@ def test_a_long_text_without_blanks_is_masked_in_no_time(part: str) -> None:
         (FileNotFoundError(2, "No such file", "/x"), "/x: No such file"),
         (OSError("odd"), "odd"),
         (UnicodeEncodeError("utf-8", "a\udcff\udcfeb", 1, 3, "no"), r"'\udcff\udcfe' is not UTF-8"),
-        (ExtraMissing("aws", "boto3"), "boto3 is missing; install it: pip install 'txbox[aws]'"),
+        (ExtraMissing("aws", "boto3"), "boto3 is missing; install it: pip install '.[aws]' in a clone of txbox"),
         (
             ModuleNotFoundError("No module named 'x'", name="x"),
             "ModuleNotFoundError: No module named 'x'; this was not",

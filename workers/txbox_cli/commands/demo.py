@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from txbox.errors import install_command
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import read_url
 from txbox_cli.output import plain_console, print_counts, progress_bars
@@ -103,7 +104,7 @@ def _pages(port: int) -> "DashboardPages":
     """Listen before the work begins. Raise ``CommandFailed`` if a package is missing."""
     for name in ("jinja2", "starlette", "uvicorn"):
         if find_spec(name) is None:
-            raise CommandFailed(f"--dashboard needs {name}: pip install 'txbox[dashboard]', or leave it out")
+            raise CommandFailed(f"--dashboard needs {name}: {install_command('dashboard')}, or leave it out")
     from txbox_demo.dashboard_pages import DashboardPages
 
     try:
@@ -122,7 +123,7 @@ def _require_spark() -> None:
         require_jdk()
         for name in ("pyspark", "pyarrow"):
             if find_spec(name) is None:
-                raise CommandFailed(f"the final stage needs {name}: pip install 'txbox[spark]', or --without-spark")
+                raise CommandFailed(f"the final stage needs {name}: {install_command('spark')}, or --without-spark")
     except SparkSetupError as error:
         raise CommandFailed(f"{error}; or leave the final stage out with --without-spark") from error
 

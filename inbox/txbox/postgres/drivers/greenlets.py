@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
-from txbox.errors import InvalidConfiguration
+from txbox.errors import InvalidConfiguration, install_command
 
 CHECK_SECONDS = 0.05
 """How often a waiting greenlet checks its event."""
@@ -56,7 +56,7 @@ async def run_in_greenlet(function: Callable[P, T], /, *args: P.args, **kwargs: 
         InvalidConfiguration: the package greenlet is not installed.
     """
     if "greenlet" not in sys.modules and find_spec("greenlet") is None:
-        raise InvalidConfiguration("coroutines need greenlet, which is not installed: pip install 'txbox[asyncio]'")
+        raise InvalidConfiguration(f"coroutines need greenlet, which is not installed: {install_command('asyncio')}")
     from sqlalchemy.util import greenlet_spawn
 
     return await greenlet_spawn(partial(function, *args, **kwargs))

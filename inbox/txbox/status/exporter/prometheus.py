@@ -1,4 +1,4 @@
-"""The database's figures as Prometheus metrics. Needs ``pip install 'txbox[prometheus]'``.
+"""The database's figures as Prometheus metrics. Needs the extra ``prometheus``.
 
 ::
 

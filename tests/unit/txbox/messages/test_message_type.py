@@ -165,7 +165,7 @@ def test_without_pydantic_the_error_says_what_to_install(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(builtins, "__import__", without)
     for needs in (MessageType, lambda kind: written(kind("a", Decimal(1)))):
-        with pytest.raises(InvalidConfiguration, match=r"Transfer needs pydantic.*pip install 'txbox\[typed\]'"):
+        with pytest.raises(InvalidConfiguration, match=r"Transfer needs pydantic.*pip install '\.\[typed\]'"):
             needs(Transfer)
 
 
