@@ -1,8 +1,8 @@
-"""The rights that docs/operating.md grants are enough for what it grants them for."""
+"""The rights that examples/postgres/roles.sql grants are enough for what it grants them for."""
 
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,15 +37,17 @@ from txbox_spark.archive.archive_ledger import ArchiveLedger
 from txbox_spark.loading.ledger import LoadLedger
 from txbox_workers.memory_source import MemorySource
 
-OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
+REPOSITORY = Path(__file__).parents[2]
+ROLES = (REPOSITORY / "examples" / "postgres" / "roles.sql").read_text().split("\n\n")
+"""The statements of each role, or of two that belong together."""
 
 
 @contextmanager
 def granted(
-    engine: Engine, names: tuple[str, ...], page: Path = OPERATING, *, optional: bool = True
+    engine: Engine, names: tuple[str, ...], texts: Sequence[str] = ROLES, *, optional: bool = True
 ) -> Iterator[list[Engine]]:
-    """Engines of roles that a page creates, by its names of them; with what it grants under a condition, or without."""
-    grants = next(block.text for block in blocks(page) if names[0] in block.text)
+    """Engines of roles that one of the texts creates, by its names of them; with conditional grants, or without."""
+    grants = next(text for text in texts if names[0] in text)
     if not optional:
         grants = re.sub("-- Where[^;]*;", "", grants)
     roles = {name: f"{name}_{uuid.uuid4().hex[:8]}" for name in names}
@@ -201,9 +203,9 @@ def test_to_record_what_is_parked_in_an_older_generation(
 
 
 def test_for_an_archiver(engine: Engine) -> None:
-    page = OPERATING.with_name("archive.md")
+    texts = [block.text for block in blocks(REPOSITORY / "docs" / "archive.md")]
     now = datetime.now(UTC)
-    with granted(engine, ("txbox_archiver",), page) as (archiver,):
+    with granted(engine, ("txbox_archiver",), texts) as (archiver,):
         ledger = ArchiveLedger(archiver, None, "", "lake")
         ledger.check()
         state = ledger.begin()

@@ -144,12 +144,12 @@ def commands(group: Any = None, path: str = "txbox") -> Iterator[tuple[str, Any]
 
 
 def test_every_command_is_documented() -> None:
-    everything, operating = "\n".join(path.read_text() for path in PAGES), page("operating.md")
+    everything, letters = "\n".join(path.read_text() for path in PAGES), page("dead-letters.md")
 
     def is_documented(command: str) -> bool:
         # `txbox dead-letters list` … `show NUMBER`: the second one of a group may be named without it.
         name = command.rpartition(" ")[2]
-        return bool(re.search(rf"\b{command}\b", everything) or re.search(rf"`{name}( [A-Z…]+)?`", operating))
+        return bool(re.search(rf"\b{command}\b", everything) or re.search(rf"`{name}( [A-Z…]+)?`", letters))
 
     assert [command for command, _ in commands() if not is_documented(command)] == []
 
@@ -172,10 +172,8 @@ def test_every_command_that_is_named_exists() -> None:
 def test_every_option_that_is_named_exists() -> None:
     known = {option for _, command in commands() for parameter in command.params for option in parameter.opts}
     known |= {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
-    text = "\n".join(
-        page(name)
-        for name in ("getting-started.md", "operating.md", "relays.md", "monitoring.md", "migrations.md", "testing.md")
-    )
+    operating = ("operating.md", "dead-letters.md", "outages.md", "scaling.md", "relays.md", "monitoring.md")
+    text = "\n".join(page(name) for name in ("getting-started.md", *operating, "migrations.md", "testing.md"))
     others = {"--autogenerate", "--sql", "--txbox-postgres"}  # alembic's, and that of our plugin for pytest
     named = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", text))
     assert "--stop-seconds" in named
@@ -190,7 +188,7 @@ def test_every_outcome_is_a_word() -> None:
 
 
 def test_every_reason_envelope_and_table_is_documented() -> None:
-    assert {reason.value for reason in Reason} - rows(page("operating.md")).keys() == set()
+    assert {reason.value for reason in Reason} - rows(page("dead-letters.md")).keys() == set()
     assert {envelope.value for envelope in Envelope} - rows(page("envelopes.md")).keys() == set()
     assert set(TABLE_NAMES) - rows(page("migrations.md")).keys() == set()
 

@@ -4,7 +4,7 @@
 
     worker = SqsWorker(..., hooks=[OpenTelemetryHook()])
 
-The metrics are those of ``txbox.instrumentation.metrics``; docs/monitoring.md lists them with their units.
+The metrics are those of ``txbox.instrumentation.metrics``; docs/monitoring.md lists them.
 Every metric has the attribute ``subscriber``, and ``source`` if asked for.
 """
 

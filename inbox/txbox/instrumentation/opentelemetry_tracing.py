@@ -8,7 +8,9 @@
 
 Follows the semantic conventions for messaging, version 1.44.0, which are in development:
 https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/. txbox never emitted an older version of them, so
-``OTEL_SEMCONV_STABILITY_OPT_IN`` has nothing to choose from. docs/monitoring.md lists the spans and their attributes.
+``OTEL_SEMCONV_STABILITY_OPT_IN`` has nothing to choose from. docs/monitoring.md names the spans. Beside the attributes
+of the conventions they have ``txbox.outcome`` (``process``, unless it was processed), ``txbox.refused`` (``send``), and
+``txbox.run_id``, ``txbox.writer``, ``txbox.chunks``, ``txbox.chunk`` and ``txbox.applied`` (bulk loads).
 
 A span has ids, places and outcomes, but never bodies, headers, or the text of an error, which may quote them.
 """

@@ -5,7 +5,7 @@
     worker = SqsWorker(..., hooks=[PrometheusHook()])
     prometheus_client.start_http_server(9000)
 
-The metrics are those of ``txbox.instrumentation.metrics``; docs/monitoring.md lists them with their units.
+The metrics are those of ``txbox.instrumentation.metrics``; docs/monitoring.md lists them.
 Every metric has the label ``subscriber``, and ``source`` if asked for.
 """
 
