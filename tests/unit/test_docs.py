@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib.util
 import re
 import subprocess
 from collections.abc import Iterator
@@ -201,8 +202,8 @@ def test_migrations_counts_the_tables_and_the_steps() -> None:
     assert {"".join(one) for one in versions} - {"0"} == {str(txbox_migrations.LATEST)}
 
 
-def test_every_file_that_internals_names_exists() -> None:
-    text = (REPOSITORY / "docs" / "internals.md").read_text()
+def test_every_file_that_contributing_names_exists() -> None:
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"`((?:inbox|workers|spark)/[\w/]+\.\w+)`", text))
     assert len(named) > 20
     assert {name for name in named if not (REPOSITORY / name).is_file()} == set()
@@ -251,26 +252,92 @@ def those_that_exist(named: set[str]) -> set[str]:
     }
 
 
+CASE = re.compile(r"\]\((?:\.\./)*guarantees\.yaml#([\w-]+)\)")
+"""A link to the tests of a case; its key is in ``guarantees.yaml``."""
+
+
+def proofs() -> dict[str, list[str]]:
+    """Return the tests of each case, by its key."""
+    text = page("guarantees.yaml")
+    found: dict[str, list[str]] = yaml.safe_load(text)
+    assert len(re.findall(r"^[\w-]+:", text, re.M)) == len(found), "a key is there twice"
+    return found
+
+
 def test_every_test_that_the_guarantees_name_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)`", page("guarantees.md")))
-    assert len(named) > 20
+    named = {test for tests in proofs().values() for test in tests}
+    assert len(named) > 200
     assert named - those_that_exist(named) == set()
+
+
+def test_every_key_of_the_guarantees_has_tests_and_a_case() -> None:
+    linked = {key for path in PAGES for key in CASE.findall(path.read_text())}
+    assert linked == proofs().keys()
+    assert [key for key, tests in proofs().items() if not tests] == []
 
 
 @pytest.mark.parametrize(
     ("question", "least"),
     [
-        ("When can my code run twice?", 20),
-        ("When can my code run twice under a lease?", 20),
+        ("When can my code run twice?", 33),
+        ("When can my code run twice under a lease?", 18),
         ("When can an event be applied twice by a watermark, or by ids in the entity?", 7),
-        ("When can a message be sent twice?", 20),
+        ("When can a message be sent twice?", 15),
     ],
 )
 def test_every_case_of_running_or_sending_twice_names_a_test(question: str, least: int) -> None:
-    table = page("guarantees.md").partition(f"## {question}\n")[2].partition("\n## ")[0]
-    cases = [line for line in table.splitlines() if line.startswith("| ")][2:]
-    assert len(cases) > least
-    assert [case for case in cases if not re.search(r"`test_\w+` \|$", case)] == []
+    section = page("guarantees.md").partition(f"## {question}\n")[2].partition("\n## ")[0]
+    known = {key for key, tests in proofs().items() if tests}
+    cases = list(rows_of_tables(section))
+    assert len(cases) >= least
+    assert [case for case in cases if not known.intersection(CASE.findall(case))] == []
+
+
+def rows_of_tables(section: str) -> Iterator[str]:
+    """The rows of every table, without its header."""
+    for table in re.findall(r"^[-|: ]*---[-|: ]*\n((?:[^\n]+\n?)+)", section, re.M):
+        yield from table.splitlines()
+
+
+def test_the_page_of_proofs_has_every_case_and_every_test() -> None:
+    path = DOCS / "_hooks" / "guarantees.py"
+    spec = importlib.util.spec_from_file_location("guarantees_hook", path)
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    text = hook.annex(page("guarantees.md"), proofs(), hook.files_of_tests(REPOSITORY))
+    cases = dict(re.findall(r"^### .* \{ #([\w-]+) \}\n\n((?:- .*\n)+)", text, re.M))
+    shown = {
+        key: re.findall(r"^- <code>(test_\w+)</code>", part.replace("<wbr>", ""), re.M) for key, part in cases.items()
+    }
+    assert shown == proofs()
+
+
+# --- errors are found by their text ----------------------------------------------------------------------------------
+
+GAP = "…"
+
+
+def literals() -> Iterator[str]:
+    """Yield every text of the code but its docstrings, with a gap for what is filled in."""
+    for root in ("inbox", "workers", "spark", "migrations"):
+        for path in (REPOSITORY / root).rglob("*.py"):
+            nodes = list(ast.walk(ast.parse(path.read_text())))
+            docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+            for node in nodes:
+                if isinstance(node, ast.JoinedStr):
+                    yield "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                    yield re.sub(r"%(?:\.\d+)?[a-z]", GAP, node.value)
+
+
+def test_every_error_that_troubleshooting_lists_is_one_of_the_code() -> None:
+    listed = re.findall(r"^\*\*`(.+)`\*\*<br>$", page("troubleshooting.md"), re.M)
+    assert len(listed) == 20
+    assert len(re.findall(r"^\*\*", page("troubleshooting.md"), re.M)) == len(listed)
+    texts = "\n".join(literals())
+    assert [text for text in listed if text not in texts] == []
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
@@ -319,6 +386,8 @@ def test_every_link_inside_resolves() -> None:
 
 
 def anchors(file: Path) -> set[str]:
+    if file.suffix == ".yaml":
+        return set(yaml.safe_load(file.read_text()))
     headings = re.findall(r"^#+ (.+)$", file.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
