@@ -8,7 +8,7 @@ from typing import Any
 
 _FENCE = re.compile(r"^```.*?^```\n?", re.M | re.S)
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
-_GENERATED = re.compile(r"^::: ", re.M)
+_GENERATED = re.compile(r"^(?:::: |<!-- commands -->)", re.M)
 
 
 def on_post_build(config: Any, **_: object) -> None:

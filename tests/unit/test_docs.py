@@ -4,9 +4,11 @@ import ast
 import dataclasses
 import importlib.util
 import re
+import runpy
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,7 +51,7 @@ REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(
     [
-        *DOCS.glob("*.md"),
+        *DOCS.rglob("*.md"),
         *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
         *(REPOSITORY / "examples").glob("*/README.md"),
     ]
@@ -80,10 +82,10 @@ EVENTS = sorted(
     ),
     key=lambda kind: kind.__name__,
 )
-PLAIN = {"changelog", "reference"}
-"""Pages that open with no diagram."""
 LANGUAGES = {"python", "console", "sql", "json", "yaml", "text", "diagram"}
-PAGES_OF_DOCS = sorted(DOCS.glob("*.md"))
+PAGES_OF_DOCS = sorted(DOCS.rglob("*.md"))
+REFERENCE = DOCS / "reference"
+"""Its pages are generated, all but a few lines; these and the changelog open with no diagram."""
 
 
 def page(name: str) -> str:
@@ -153,6 +155,30 @@ def test_every_command_is_documented() -> None:
         return bool(re.search(rf"\b{command}\b", everything) or re.search(rf"`{name}( [A-Z…]+)?`", letters))
 
     assert [command for command, _ in commands() if not is_documented(command)] == []
+
+
+def test_the_reference_has_every_command_with_its_options() -> None:
+    written = (REFERENCE / "commands.md").read_text()
+    chapters = generated("reference/commands.md", written).split("\n## ")
+    found = {name: text for name, _, text in (chapter.partition("\n") for chapter in chapters[1:])}
+    assert list(found) == [name for name, _ in commands()]
+    for name, command in commands():
+        assert command.help.split()[0] in found[name], name
+        options = {one.opts[0] for one in command.params if one.opts[0].startswith("--") and not one.hidden}
+        everywhere = {"--debug", "--log-level", "--log-format"}
+        assert {f"--{one}" for one in re.findall(r"^- `--([a-z-]+)", found[name], re.M)} == options - everywhere, name
+
+
+def test_the_reference_says_what_each_module_is_for() -> None:
+    written = (REFERENCE / "index.md").read_text()
+    listed = re.findall(r"^- \[[\w.]+\]\((.+\.md)\): [A-Z].+$", generated("reference/index.md", written), re.M)
+    assert sorted([*listed, "commands.md", "index.md"]) == sorted(path.name for path in REFERENCE.glob("*.md"))
+
+
+def generated(name: str, text: str) -> str:
+    """Return a page as the site's hook completes it."""
+    hook = runpy.run_path(str(DOCS / "_hooks" / "reference.py"))["on_page_markdown"]
+    return hook(text, page=SimpleNamespace(file=SimpleNamespace(src_uri=name)))
 
 
 def test_every_command_that_is_named_exists() -> None:
@@ -360,7 +386,8 @@ def test_every_block_fits_its_column() -> None:
 
 
 def test_every_page_opens_with_a_diagram() -> None:
-    first = {path.stem: blocks(path)[0] for path in PAGES_OF_DOCS if path.stem not in PLAIN}
+    pages = [path for path in PAGES_OF_DOCS if path.stem != "changelog" and path.parent != REFERENCE]
+    first = {path.stem: blocks(path)[0] for path in pages}
     assert [name for name, block in first.items() if block.language != "diagram" or not block.title] == []
 
 
@@ -381,7 +408,7 @@ def test_every_link_inside_resolves() -> None:
             file = (path.parent / name).resolve() if name else path
             assert file.is_file(), f"{path.name}: {target}"
             assert file.is_relative_to(REPOSITORY)
-            if anchor and file.stem != "reference":
+            if anchor and file.parent != REFERENCE:  # the site's build looks at those
                 assert anchor in anchors(file), f"{path.name}: {target}"
 
 
@@ -407,6 +434,15 @@ def test_no_file_names_what_lies_beside_the_repository() -> None:
 
 
 def test_every_page_can_be_reached() -> None:
-    groups = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())["nav"]
-    pages = [name for group in groups for entries in group.values() for entry in entries for name in entry.values()]
-    assert sorted(pages) == [path.name for path in PAGES_OF_DOCS]
+    nav = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())["nav"]
+    assert sorted(pages_below(nav)) == sorted(str(path.relative_to(DOCS)) for path in PAGES_OF_DOCS)
+
+
+def pages_below(entries: Any) -> Iterator[str]:
+    """Yield the pages of a part of the navigation, however deep."""
+    if isinstance(entries, str):
+        yield entries
+    else:
+        for entry in entries:
+            for below in entry.values() if isinstance(entry, dict) else [entry]:
+                yield from pages_below(below)

@@ -167,8 +167,10 @@ def _members(public: object) -> Iterator[tuple[str, object]]:
 
 
 def test_every_module_of_the_reference_is_pinned() -> None:
-    documented = re.findall(r"^::: ([\w.]+)", (REPOSITORY / "docs" / "reference.md").read_text(), re.M)
+    pages = {page.stem: page.read_text() for page in (REPOSITORY / "docs" / "reference").glob("*.md")}
+    documented = [name for text in pages.values() for name in re.findall(r"^::: ([\w.]+)", text, re.M)]
     assert len(documented) > 20
+    assert len(documented) == len(pages.keys() - {"index", "commands"})
     modules = {re.sub(r"\.[A-Z]\w*$", "", name) for name in documented}
     modules = {name if importlib.util.find_spec(name) else name.rpartition(".")[0] for name in modules}
     assert modules - PUBLIC.keys() == set()
