@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,6 +171,8 @@ class _Terminal:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+            with suppress(ProcessLookupError):  # what it has started, and left behind: a broker would keep its port
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _text(self) -> str:
         return self._log.read_text().strip()
