@@ -8,6 +8,8 @@ What a block means, its first line says, and readers see the same:
 * ``console title="Terminal 1"``: commands behind ``$``, each followed by what it prints. ``…`` stands for anything.
   A later block of the same terminal that begins with ``^C`` interrupts the last command, which runs on until then;
 * ``sql``: statements, run in one transaction.
+
+A block in a tab or a list is indented, and is found without its indent.
 """
 
 import os
@@ -56,12 +58,19 @@ def blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page, in order."""
     text = page.read_text()
     return [
-        Block(found["language"], found["title"] or "", found["text"], text.count("\n", 0, found.start()) + 1)
+        Block(
+            found["language"],
+            found["title"] or "",
+            re.sub(f"^{found['indent']}", "", found["text"], flags=re.M),
+            text.count("\n", 0, found.start()) + 1,
+        )
         for found in _FENCE.finditer(text)
     ]
 
 
-_FENCE = re.compile(r'^```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.M | re.S)
+_FENCE = re.compile(
+    r'^(?P<indent> *)```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^(?P=indent)```$', re.M | re.S
+)
 
 
 class Terminals:

@@ -372,7 +372,7 @@ def test_every_error_that_troubleshooting_lists_is_one_of_the_code() -> None:
 def test_every_block_says_its_language_and_is_closed() -> None:
     for path in PAGES:
         found = blocks(path)
-        assert len(re.findall(r"^```.*$", path.read_text(), re.M)) == 2 * len(found), path.name
+        assert len(re.findall(r"^ *```.*$", path.read_text(), re.M)) == 2 * len(found), path.name
         assert {block.language for block in found} <= LANGUAGES, path.name
         consoles = [block for block in found if block.language == "console"]
         assert [block.line for block in consoles if not block.text.startswith(("$ ", "^C"))] == [], path.name
@@ -400,7 +400,7 @@ def test_every_yaml_block_can_be_read() -> None:
 
 def test_every_link_inside_resolves() -> None:
     for path in PAGES:
-        text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
+        text = re.sub(r"^( *)```.*?^\1```$", "", path.read_text(), flags=re.M | re.S)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             if target.startswith("https://"):
                 continue

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from integration.hosts.roads import IDS, Unusable
+from integration.hosts.roads import IDS, ROADS, Unusable
 from integration.hosts.shapes import HOSTS, Place, Server
 from support.workers.business import Business, once
 from txbox import TxboxError
@@ -21,9 +21,29 @@ def table(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("| -")]
 
 
-HEAD, *ROWS = table("What was tried")
-CELLS = {(row[0], road): cell for row in ROWS for road, cell in zip(HEAD[1:], row[1:], strict=True)}
-_, *REFUSALS = table("What is refused")
+def some(cell: str) -> set[str]:
+    """Return the roads of a cell: ``everything``, ``everything but A, B``, ``A, B`` or ``nothing``."""
+    if cell.startswith("everything"):
+        return EVERYTHING - some(cell.removeprefix("everything").removeprefix(" but ") or "nothing")
+    found = set() if cell == "nothing" else set(cell.split(", "))
+    assert found <= EVERYTHING, cell
+    return found
+
+
+EVERYTHING = {*ROADS, "Bulk load"}
+_, *WORKING = table("What works")
+_, *REFUSING = table("What is refused")
+ROWS = [(host, some(exact), some("nothing"), "") for hosts, exact in WORKING for host in hosts.split("<br>")] + [
+    (host, some(exact), some(refused), lines)
+    for hosts, refused, exact, lines in REFUSING
+    for host in hosts.split("<br>")
+]
+CELLS = {
+    (host, road): "exact" if road in exact else "refused" if road in refused else "none"
+    for host, exact, refused, _ in ROWS
+    for road in (*ROADS, "Bulk load")
+}
+LINES = {host: [line.strip("`") for line in lines.split("<br>")] for host, _, _, lines in ROWS}
 
 
 def check_cell(
@@ -46,6 +66,5 @@ def check_cell(
     if CELLS[host, road] == "exact":
         assert told == ""
     else:
-        lines = [line.strip("`") for refused, line in REFUSALS if refused == host]
-        assert any(line in told for line in lines), told
+        assert any(line in told for line in LINES[host]), told
         assert "\n" not in told

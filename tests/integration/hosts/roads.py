@@ -288,4 +288,4 @@ ROADS: dict[str, Callable[[Host, Place], None]] = {
     "Relay": _with_engine(by_relay),
     "Dashboard": _in_dashboard,
 }
-"""By the columns of docs/hosts.md; its last one is ``by_load``."""
+"""By their names in docs/hosts.md, which also has ``by_load``."""

@@ -218,12 +218,14 @@ HOSTS: dict[str, Host] = {
     "`client_encoding=LATIN1`": Host(database=with_settings("client_encoding=LATIN1")),
     "tables in a later schema of `search_path`": Host(database=in_a_later_schema),
     "tables off the `search_path`": Host(database=off_the_search_path),
-    "row-level security on tables of the host's": Host(database=row_security(("effect",), "WITH CHECK (true)")),
-    "row-level security on ours, without a policy": Host(database=row_security(OURS, "")),
-    "row-level security on ours that hides nothing": Host(
+    "row-level security on your own tables": Host(database=row_security(("effect",), "WITH CHECK (true)")),
+    "row-level security on txbox's tables, without a policy": Host(database=row_security(OURS, "")),
+    "row-level security on txbox's tables that hides nothing": Host(
         database=row_security(OURS, "USING (true) WITH CHECK (true)")
     ),
-    "row-level security on ours that hides rows": Host(database=row_security(OURS, "USING (false) WITH CHECK (true)")),
+    "row-level security on txbox's tables that hides rows": Host(
+        database=row_security(OURS, "USING (false) WITH CHECK (true)")
+    ),
     "`statement_timeout` of a second": Host(database=with_settings("statement_timeout=1s")),
     "`default_transaction_read_only`": Host(database=with_settings("default_transaction_read_only=on")),
     "a read-only replica": Host(database=replica),

@@ -1,4 +1,4 @@
-"""The last column of docs/hosts.md: what bulk loads make of hosts, in the process that has Spark."""
+"""What docs/hosts.md says of bulk loads and hosts, in the process that has Spark."""
 
 import pytest
 from pyspark.sql import SparkSession
