@@ -41,7 +41,8 @@ def purpose(module: str) -> str:
 
 def commands(group: Any = None, path: str = "txbox") -> Iterator[tuple[str, Any]]:
     """Yield every command that does something, with what it is called."""
-    for name, command in (group or typer.main.get_command(app)).commands.items():
+    group = group or typer.main.get_command(app)
+    for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, f"{path} {name}")
         else:

@@ -178,7 +178,7 @@ def test_the_reference_says_what_each_module_is_for() -> None:
 def generated(name: str, text: str) -> str:
     """Return a page as the site's hook completes it."""
     hook = runpy.run_path(str(DOCS / "_hooks" / "reference.py"))["on_page_markdown"]
-    return hook(text, page=SimpleNamespace(file=SimpleNamespace(src_uri=name)))
+    return str(hook(text, page=SimpleNamespace(file=SimpleNamespace(src_uri=name))))
 
 
 def test_every_command_that_is_named_exists() -> None:
