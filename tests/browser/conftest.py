@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine
 
 from txbox_dashboard import dashboard
-from txbox_demo.dashboard_pages import serving
+from txbox_demo.page_server import serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from browser.shop import ORDER, RUN, open_shop
 from txbox_dashboard import dashboard
-from txbox_demo.dashboard_pages import serving
+from txbox_demo.page_server import serving
 from txbox_local import LocalPostgres
 from txbox_migrations import upgrade_database
 

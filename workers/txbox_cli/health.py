@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, DatabaseRestored, Event
-from txbox_cli.metrics_server import Answer, answering, line
+from txbox_cli.monitoring_server import Answer, answering, line
 
 if TYPE_CHECKING:
     from txbox.service import Service

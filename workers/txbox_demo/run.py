@@ -24,7 +24,7 @@ from txbox_demo.supervisor import DemoSupervisor, Group
 from txbox_local import LocalAws, LocalPostgres, LocalSmtp
 
 if TYPE_CHECKING:
-    from txbox_demo.dashboard_pages import DashboardPages
+    from txbox_demo.page_server import DashboardPages
 
 MAX_TMPDIR_BYTES = (103 if sys.platform == "darwin" else 107) - 32  # of a socket's path, less what multiprocessing adds
 REFUSED_MAIL_SHARE = 0.02  # by the server, before it has received their text

@@ -9,7 +9,7 @@ import pytest
 
 from support.program import txbox
 from txbox_demo.checker import DemoReport
-from txbox_demo.dashboard_pages import DashboardPages
+from txbox_demo.page_server import DashboardPages
 from txbox_demo.sandbox import Progress
 
 pytestmark = pytest.mark.chaos

@@ -36,7 +36,7 @@ from txbox_aws.broker import SqsQueue
 from txbox_cli.commands.exporter import exporting
 from txbox_cli.errors import CommandFailed
 from txbox_cli.health import health_of
-from txbox_cli.metrics_server import (
+from txbox_cli.monitoring_server import (
     CONNECTIONS,
     REQUEST_SECONDS,
     WAIT_SECONDS,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from txbox_demo.checker import DemoReport
-    from txbox_demo.dashboard_pages import DashboardPages
+    from txbox_demo.page_server import DashboardPages
     from txbox_demo.run import Plan
     from txbox_demo.sandbox import Progress as RunProgress
 
@@ -105,7 +105,7 @@ def _pages(port: int) -> "DashboardPages":
     for name in ("jinja2", "starlette", "uvicorn"):
         if find_spec(name) is None:
             raise CommandFailed(f"--dashboard needs {name}: {install_command('dashboard')}, or leave it out")
-    from txbox_demo.dashboard_pages import DashboardPages
+    from txbox_demo.page_server import DashboardPages
 
     try:
         listener = socket.create_server(("127.0.0.1", port))

@@ -10,7 +10,7 @@ import typer
 
 from txbox.extras import needs
 from txbox.service import StopSignals, next_signal
-from txbox_cli.metrics_server import answering, line
+from txbox_cli.monitoring_server import answering, line
 from txbox_cli.options import DatabaseOptions, DatabaseTarget, checked_queues
 from txbox_cli.signals import hangup_terminates
 
