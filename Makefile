@@ -134,8 +134,8 @@ test-all: $(VENV)/.spark-classes.jsa ## Run every test, the slow campaigns too
 		$(BIN)/pytest -m 'not containers' $(TESTS)
 
 .PHONY: test-pages
-test-pages: $(VENV)/.spark-classes.jsa ## Run everything that the README, the documentation and the examples show
-	@$(BIN)/pytest --durations=10 --durations-min=1 -m 'not containers' tests/acceptance/test_readme.py $(wildcard tests/acceptance/test_*example*.py) $(TESTS)
+test-pages: $(VENV)/.spark-classes.jsa ## Run everything that the README, the documentation and the examples show, and what `txbox init` writes
+	@$(BIN)/pytest --durations=10 --durations-min=1 -m 'not containers' tests/acceptance/test_readme.py tests/acceptance/test_init.py $(wildcard tests/acceptance/test_*example*.py) $(TESTS)
 
 .PHONY: test-spark
 test-spark: $(VENV)/.spark-classes.jsa ## Run the slow campaigns of Spark: kills, outages, a cluster, speculation

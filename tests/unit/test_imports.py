@@ -53,7 +53,7 @@ LIBRARIES = {"alembic", "boto3", "psycopg", "pydantic_settings", "pyspark", "ric
 """What commands run with."""
 
 SHOW_NOTHING_OF_THEM = (
-    *("demo", "dev", "status", "dashboard", "exporter", "pause", "resume", "archive", "reconcile"),
+    *("demo", "init", "dev", "status", "dashboard", "exporter", "pause", "resume", "archive", "reconcile"),
     *("dead-letters", "loads", "outbox", "outbox sent", "outbox replay"),
 )
 

@@ -59,6 +59,7 @@ app = Commands(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.later("demo", f"{_COMMANDS}.demo", "See it count to the cent while workers are killed.")
+app.later("init", f"{_COMMANDS}.init", "Write a handler, its test and a sender to start from.")
 app.later("dev", f"{_COMMANDS}.dev", "Start a PostgreSQL and a local AWS of your own.")
 app.later("worker", f"{_COMMANDS}.worker.command", "Run a worker until SIGTERM or Ctrl-C, then drain it.")
 app.later("schema", f"{_COMMANDS}.schema", "Print the JSON Schema of a message type.")
