@@ -100,7 +100,10 @@ def acting(open_tab: Callable[..., Tab], serve: Callable[..., str]) -> Tab:
 
 
 def sign_in(tab: Tab, token: str = TOKEN, name: str = "anna") -> None:
-    page = tab.go("/sign-in")
+    fill_in(tab.go("/sign-in"), token, name)
+
+
+def fill_in(page: "Page", token: str = TOKEN, name: str = "anna") -> None:
     page.get_by_label("Your name").fill(name)
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Sign in").click()

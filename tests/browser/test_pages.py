@@ -13,7 +13,7 @@ from txbox.operations.actions import note_action
 from txbox.operations.pauses import pause
 from txbox_dashboard.app import PLACES
 
-from .conftest import TOKEN, Tab, sign_in
+from .conftest import TOKEN, Tab, fill_in, sign_in
 from .shop import ORDER, RUN, open_shop
 
 pytest.importorskip("playwright.sync_api")
@@ -54,6 +54,18 @@ TURNED = """
 """
 """What is not told apart from a hostile text, and what is turned by one."""
 
+BROKEN = """
+() => {
+  const broken = [], range = new Range(), walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walker.nextNode());) for (const { 0: word, index } of node.data.matchAll(/[A-Za-z]{2,20}/g)) {
+    range.setStart(node, index);
+    range.setEnd(node, index + word.length);
+    if (new Set([...range.getClientRects()].map((one) => one.top)).size > 1) broken.push(word);
+  }
+  return broken;
+}
+"""
+"""Words that stand on two lines."""
 
 PACE_MS = 2000
 """As in site.js."""
@@ -134,6 +146,7 @@ def test_every_page_loads_without_a_fault_and_everyone_can_use_it(
             page.emulate_media(color_scheme="light")
             page.set_viewport_size({"width": 390, "height": 800})
             wrong += [f"{path} on a phone: {width} pixels too wide"] if (width := width_beyond(page)) > 0 else []
+            wrong += [f"{path} on a phone: {word} is broken" for word in page.evaluate(BROKEN)]
             page.set_viewport_size({"width": 1280, "height": 800})
     assert wrong + tab.troubles == []
 
@@ -234,6 +247,21 @@ def test_a_page_whose_updates_are_stopped_asks_for_nothing(tab: Tab) -> None:
     assert tab.troubles == []
 
 
+def test_a_phone_shows_letters_first_and_their_filter_when_asked(open_tab: Callable[..., Tab], engine: Engine) -> None:
+    park(engine, "a")
+    tab = open_tab(width=390)
+    page = tab.go("/letters")
+    field = page.get_by_label("Subscriber")
+    expect(field).to_be_hidden()
+    assert (page.get_by_role("link", name="a", exact=True).bounding_box() or {"y": 999})["y"] < 800
+    page.get_by_text("Filter", exact=True).first.click()
+    expect(field).to_be_visible()
+    assert audit_of(page) == []
+    page.set_viewport_size({"width": 1280, "height": 800})
+    expect(field).to_be_visible()
+    assert tab.troubles == []
+
+
 def test_a_session_that_has_ended_does_nothing_and_asks_who_it_is(acting: Tab, engine: Engine) -> None:
     number = park(engine, "a")
     page = acting.go(f"/letters/confirm?action=discard&numbers={number}")
@@ -300,8 +328,10 @@ def test_only_the_token_lets_a_person_in(open_tab: Callable[..., Tab], serve: Ca
     assert audit_of(page) == []
     sign_in(tab, "not this one at all")
     expect(page.get_by_role("alert").filter(has_text="This is not the token")).to_be_visible()
-    sign_in(tab)
-    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    tab.go("/letters?subscriber=a")
+    fill_in(page)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Dead letters")
+    expect(page.get_by_label("Subscriber")).to_have_value("a")
     page.get_by_role("button", name="Sign out anna").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
     assert [one for one in tab.troubles if "403" not in one] == []

@@ -44,7 +44,7 @@ from txbox_dashboard.pages.outbox import outbox
 from txbox_dashboard.pages.overview import overview, subscriber
 from txbox_dashboard.reader import Reader
 from txbox_dashboard.settings import DashboardSettings, Identify, Redact, Send
-from txbox_dashboard.view import Page, PageFunction, Renderer, Request, span
+from txbox_dashboard.view import Page, PageFunction, Renderer, Request, query_of, span
 
 __all__ = ["dashboard"]
 
@@ -164,7 +164,7 @@ class _Dashboard:
         async def answer(http: HttpRequest) -> Response:
             session = self._session(http)
             if session is None:
-                return self._refuse(http)
+                return self._refuse(http, place)
             reader = Reader(self._engine, self._settings.schema, self._settings.prefix)
             request = Request(reader, http.query_params, self._settings, self._runner, session.name or None)
             page = await run_in_threadpool(_shown, place, request)
@@ -215,10 +215,11 @@ class _Dashboard:
             return self._sessions.read(http.cookies.get(COOKIE))
         return Session("", "")
 
-    def _refuse(self, http: HttpRequest) -> Response:
+    def _refuse(self, http: HttpRequest, place: Place | None = None) -> Response:
         if self._sessions is None:
             return PlainTextResponse("You are not allowed to see this.\n", 403)
-        target = f"{http.scope.get('root_path', '')}/sign-in"
+        wanted = place and f"{place.path}?{http.url.query}".removesuffix("?")
+        target = f"{http.scope.get('root_path', '')}/sign-in?{query_of({'next': wanted})}".removesuffix("?")
         if http.headers.get("hx-request") == "true":
             return Response(status_code=401, headers={"HX-Redirect": target})
         return RedirectResponse(target, 303)
@@ -228,24 +229,25 @@ class _Dashboard:
         if self._sessions is None:
             return RedirectResponse(f"{root}/", 303)
         if http.method == "GET":
-            return self._html(http, Page("sign_in.html", {"refused": None}), None)
+            return self._sign_in_page(http, None, 200, http.query_params.get("next", ""))
         form = await _form(http)
         if form is None or not is_same_site(http.headers):
             return PlainTextResponse("This form comes from another site.\n", 403)
+        wanted = _last(form, "next")
         address = http.client.host if http.client else None
         wait = math.ceil(self._throttle.wait_seconds(address))
         if wait:  # the token is not looked at, so a right guess cannot be told from a wrong one
             refused = f"Too many wrong tokens were given. Wait {span(wait)}, and try again."
-            response = self._html(http, Page("sign_in.html", {"refused": refused}, 429), None)
+            response = self._sign_in_page(http, refused, 429, wanted)
             response.headers["Retry-After"] = str(wait)
             return response
         name = " ".join(_last(form, "name").split())[:NAME_CHARACTERS]
         if not self._sessions.admits(_last(form, "token")):
             self._throttle.note(address)
             _log.warning("a token was refused; it came from %s", address or "unknown")
-            return self._html(http, Page("sign_in.html", {"refused": "This is not the token."}, 403), None)
+            return self._sign_in_page(http, "This is not the token.", 403, wanted)
         if not name:
-            return self._html(http, Page("sign_in.html", {"refused": "Say who you are, for the record."}, 400), None)
+            return self._sign_in_page(http, "Say who you are, for the record.", 400, wanted)
         is_secure = http.url.scheme == "https"
         if not is_secure and http.headers.get("x-forwarded-proto") == "https":
             _log.warning(
@@ -254,7 +256,9 @@ class _Dashboard:
                 address or "what sent it",
                 address or "ADDRESS",
             )
-        response = RedirectResponse(f"{root}/", 303)
+        path, _, query = wanted.partition("?")
+        is_ours = any(path == place.path for place in PLACES)  # nothing else: it may name another site
+        response = RedirectResponse(root + (f"{path}?{query}".removesuffix("?") if is_ours else "/"), 303)
         response.set_cookie(
             COOKIE,
             self._sessions.cookie(name),
@@ -265,6 +269,9 @@ class _Dashboard:
             samesite="strict",
         )
         return response
+
+    def _sign_in_page(self, http: HttpRequest, refused: str | None, status: int, wanted: str) -> Response:
+        return self._html(http, Page("sign_in.html", {"refused": refused, "next": wanted}, status), None)
 
     async def _sign_out(self, http: HttpRequest) -> Response:
         root = http.scope.get("root_path", "")

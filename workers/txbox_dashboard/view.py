@@ -75,7 +75,6 @@ def _environment() -> Environment:
         "moment": moment,
         "iso": iso,
         "spark": spark,
-        "drawn": drawn,
         "query": query_of,
     }
     environment.globals["version"] = __version__
@@ -145,15 +144,6 @@ def spark(counts: Sequence[float], width: int = 120, height: int = 28) -> str:
     return " ".join(
         f"{place * step:.1f},{height - 1 - each / most * (height - 2):.1f}" for place, each in enumerate(counts)
     )
-
-
-def drawn(series: Sequence[tuple[str, Sequence[float]]]) -> list[tuple[str, Sequence[float]]]:
-    """Return what a chart draws: all but the last stretch, which is not over and would look like a drop.
-
-    If there is nothing before it, the last stretch is drawn.
-    """
-    earlier = [(name, counts[:-1]) for name, counts in series]
-    return earlier if any(any(counts) for _, counts in earlier) else list(series)
 
 
 def query_of(values: Mapping[str, object]) -> str:

@@ -63,7 +63,7 @@ def read_activity(
     """
     sql = ActivityStatements.load(schema, prefix)
     check_table(connection, sql.tables.reported_activity)
-    seconds = max(round(hours * 3600 / stretches / MINUTE_SECONDS), 1) * MINUTE_SECONDS
+    seconds = stretch_seconds(hours, stretches)
     values = {"kind": kind, "seconds": seconds, "stretches": stretches}
     newest = connection.exec_driver_sql(sql.newest_stretch, {"seconds": seconds}).scalar_one()
     rows = (
@@ -80,3 +80,8 @@ def read_activity(
     return tuple(
         ActivitySeries(of, figure, begins_at, seconds, tuple(counts)) for (of, figure), counts in found.items()
     )
+
+
+def stretch_seconds(hours: float, stretches: int) -> int:
+    """Return how long each stretch is: a whole number of minutes."""
+    return max(round(hours * 3600 / stretches / MINUTE_SECONDS), 1) * MINUTE_SECONDS

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable
+from html import unescape
+from urllib.parse import urlencode
 
 import pytest
 from sqlalchemy import Engine, create_engine
@@ -59,8 +61,8 @@ def test_a_name_of_the_host_that_is_not_ours_is_refused(open_dashboard: Open) ->
 def test_with_a_token_every_page_and_action_takes_a_session(open_dashboard: Open) -> None:
     pages = open_dashboard(token=TOKEN)
     for place in PLACES:
-        assert pages.get(place.path).headers["location"] == "/sign-in"
-    assert pages.get("/", headers={"HX-Request": "true"}).headers["hx-redirect"] == "/sign-in"
+        assert pages.get(place.path).headers["location"] == f"/sign-in?{urlencode({'next': place.path})}"
+    assert pages.get("/", headers={"HX-Request": "true"}).headers["hx-redirect"] == "/sign-in?next=%2F"
     assert pages.get("/sign-in").status_code == 200
     assert pages.post("/sign-in", data={"name": "anna", "token": "wrong"}).status_code == 403
     assert pages.post("/sign-in", data={"name": " ", "token": TOKEN}).status_code == 400
@@ -71,6 +73,24 @@ def test_with_a_token_every_page_and_action_takes_a_session(open_dashboard: Open
     assert pages.get("/").status_code == 200
     pages.post("/sign-out")
     assert pages.get("/").status_code == 303
+
+
+@pytest.mark.parametrize("root", ["", "/txbox"])
+def test_who_has_signed_in_is_where_they_were_and_never_elsewhere(engine: Engine, root: str) -> None:
+    app = Starlette(routes=[Mount(root, dashboard(engine, token=TOKEN))])
+    with TestClient(app, follow_redirects=False) as pages:
+        asked = pages.get(f"{root}/letters?error=a%26b%0A%22&all=yes").headers["location"]
+        [kept] = re.findall('name="next" value="([^"]*)"', pages.get(asked).text)
+        form = {"name": "anna", "token": TOKEN, "next": unescape(kept)}
+        assert kept in pages.post(f"{root}/sign-in", data=form | {"token": "wrong"}).text
+        answer = pages.post(f"{root}/sign-in", data=form)
+        assert answer.headers["location"] == f"{root}/letters?error=a%26b%0A%22&all=yes"
+        for evil in (
+            "", "//evil.example", "/\\evil.example", "\\\\evil.example", "/\t/evil.example", "/sign-in",
+            "http:letters", "http://evil.example/letters", "/letters/../..//evil", "@evil.example", ".evil.example",
+        ):  # fmt: skip
+            answer = pages.post(f"{root}/sign-in", data=form | {"next": evil})
+            assert answer.headers["location"] == f"{root}/", evil
 
 
 def test_another_site_signs_nobody_in_or_out(open_dashboard: Open) -> None:
@@ -91,7 +111,7 @@ def test_a_copied_cookie_is_refused_after_its_person_has_signed_out(open_dashboa
     pages.post("/sign-out", headers=copied | {"Sec-Fetch-Site": "cross-site"})
     assert pages.get("/", headers=copied).status_code == 200
     pages.post("/sign-out", headers=copied)
-    assert pages.get("/", headers=copied).headers["location"] == "/sign-in"
+    assert pages.get("/", headers=copied).headers["location"] == "/sign-in?next=%2F"
     pages.post("/sign-in", data={"name": "anna", "token": TOKEN})
     assert pages.get("/").status_code == 200
 

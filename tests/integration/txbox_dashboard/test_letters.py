@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from html import unescape
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.dead_letters import LetterOperations
 from txbox.operations.actions import read_actions
 from txbox.operations.pauses import read_pauses
+from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox_dashboard import Sensitive, reader
 from txbox_dashboard.app import ACTIONS
 from txbox_dashboard.pages import letter_finder as finder
@@ -49,6 +51,17 @@ def form(acting: TestClient, **fields: str) -> dict[str, str]:
 
 def finished(acting: TestClient, engine: Engine) -> Any:
     return wait_until(lambda: [one for one in LetterOperations(engine).list() if one.finished_at is not None])[0]
+
+
+def test_filters_suggest_what_letters_hold(pages: TestClient, engine: Engine) -> None:
+    park(engine, "a", "b", source='<q> "1"')
+    park(engine, "c", subscriber_id=f"{RELAY_SUBSCRIBER}:orders:new")
+    text = pages.get("/letters").text
+    suggested = {"subscriber": ["billing"], "destination": ["orders:new"], "source": ['<q> "1"', "memory"]}
+    for field, values in suggested.items():
+        listed = re.search(f'list="s-{field}".*<datalist id="s-{field}">(.*?)</datalist>', text, re.DOTALL)
+        assert listed, field
+        assert [unescape(one) for one in re.findall('<option value="([^"]*)">', listed[1])] == values
 
 
 def test_letters_are_found_by_each_part_of_the_filter(pages: TestClient, engine: Engine) -> None:

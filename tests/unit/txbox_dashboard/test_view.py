@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from txbox_dashboard.view import count, drawn, query_of, rate, size, span, spark
+from txbox_dashboard.view import count, query_of, rate, size, span, spark
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,3 @@ def test_a_sparkline_goes_from_edge_to_edge_and_stays_inside() -> None:
 
 def test_a_query_keeps_any_id_as_data() -> None:
     assert query_of({"id": "a&b=<c>\n/ü", "none": None}) == "id=a%26b%3D%3Cc%3E%0A%2F%C3%BC"
-
-
-def test_a_stretch_that_is_not_over_is_drawn_only_while_there_is_no_other() -> None:
-    assert drawn([("processed", (0, 7, 2)), ("failed", (0, 0, 1))]) == [("processed", (0, 7)), ("failed", (0, 0))]
-    assert drawn([("processed", (0, 0, 2)), ("failed", (0, 0, 0))]) == [("processed", (0, 0, 2)), ("failed", (0, 0, 0))]
-    assert drawn([]) == []

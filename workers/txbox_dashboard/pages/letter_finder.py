@@ -9,6 +9,7 @@ from txbox import Reason
 from txbox.dead_letters import LetterFilter
 from txbox.dead_letters.letter import DeadLetterStatements
 from txbox.errors import InvalidConfiguration
+from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.text import storable
@@ -34,6 +35,7 @@ class LetterStatements(SqlFile, file="letters.sql", fragments_of=DeadLetterState
     count_of_subscriber: str
     of_subscriber: str
     counts_of_subscriber: str
+    values: str
     one_letter: str
     operations_of: str
     last_operations: str
@@ -120,6 +122,18 @@ def count(reader: Reader, which: LetterFilter) -> tuple[Mapping[tuple[str, str],
             return counts, True
         if reader.seconds > SEARCH_SECONDS:
             return counts, False
+
+
+def values_of(reader: Reader) -> Mapping[str, Sequence[str]]:
+    """Return values that a filter's fields may have, for people to choose from."""
+    sql = LetterStatements.load(reader.schema, reader.prefix)
+    rows = reader.rows("what filters suggest", sql.values, {"stretch": STRETCH}) or ()
+    found: dict[str, list[str]] = {"subscriber": [], "destination": [], "source": []}
+    for row in rows:
+        destination = row["value"].removeprefix(f"{RELAY_SUBSCRIBER}:")
+        is_destination = row["field"] == "subscriber" and destination != row["value"]
+        found["destination" if is_destination else row["field"]].append(destination if is_destination else row["value"])
+    return found
 
 
 def newest(reader: Reader) -> int | None:

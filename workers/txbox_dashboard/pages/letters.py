@@ -20,6 +20,7 @@ from txbox_dashboard.pages.letter_finder import (
     filter_of,
     find,
     newest,
+    values_of,
 )
 from txbox_dashboard.redaction import as_text, error_line, redacted
 from txbox_dashboard.settings import DashboardSettings
@@ -67,6 +68,7 @@ def letters(request: Request) -> Page:
             "refused": refused,
             "found": found,
             "reasons": list(Reason),
+            "suggested": values_of(request.reader),
             "operations": operations,
             "counted": COUNTED,
             "is_filtered": any(given.values()),

@@ -79,6 +79,21 @@ ORDER BY letter.dead_letter_id DESC LIMIT %(page)s
 -- returns: as counts_in_stretch
 SELECT letter.subscriber_id, letter.reason, count(*) AS letters FROM {{few}} WHERE {{wanted}} GROUP BY 1, 2
 
+-- name: values
+-- What fields of letters hold, at most 100 of each: subscribers, by jumping along an index; the newest letters' sources.
+-- parameters: stretch int
+-- returns: field, value
+WITH RECURSIVE parked AS (
+  (SELECT subscriber_id FROM {{dead_letter}} ORDER BY subscriber_id LIMIT 1)
+  UNION ALL
+  SELECT next.subscriber_id FROM parked CROSS JOIN LATERAL (SELECT m.subscriber_id FROM {{dead_letter}} AS m
+    WHERE m.subscriber_id > parked.subscriber_id ORDER BY m.subscriber_id LIMIT 1) AS next
+)
+(SELECT 'subscriber' AS field, subscriber_id AS value FROM parked LIMIT 100)
+UNION ALL (SELECT DISTINCT 'source', newest.source FROM (
+  SELECT source FROM {{dead_letter}} ORDER BY dead_letter_id DESC LIMIT %(stretch)s
+) AS newest ORDER BY 2 LIMIT 100)
+
 -- name: one_letter
 -- One letter. Also takes the parameters of the fragment letter.
 -- parameters: number bigint

@@ -15,6 +15,7 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.status import ActivitySeries, Runway, WorkerStatus, read_activity, read_runway
 from txbox.status.status import StatusStatements, read_conflicts
 from txbox.status.workers import read_workers
+from txbox_dashboard.pages.inbox_activity import InboxActivity, read_inbox_activity
 from txbox_dashboard.reader import Reader
 from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
@@ -36,9 +37,6 @@ SUBSCRIBER_HOURS = {"1 h": 1.0, "3 h": 3.0, "12 h": 12.0, "24 h": 24.0}
 
 STRETCHES = 60
 
-RATE_SECONDS = 60.0
-"""An older rate is not shown."""
-
 FAILURES = frozenset({Outcome.FAILED, Outcome.DEAD, Outcome.MISMATCH, Outcome.EXPIRED})
 
 
@@ -56,8 +54,9 @@ class Line:
     Attributes:
         workers: how many are at work.
         gone: how many workers have not reported in time.
-        per_second: messages processed a second, as its workers report.
+        per_second: messages processed a second, by its workers' reports, or the inbox; None if that was not read.
         processed: the count in each stretch of the last hours, as in ``duplicates`` and ``failures``.
+        by_inbox: no worker has reported in these hours, so the inbox was counted, and nothing else is known.
         waited_seconds: how long the oldest message of the last batches had waited when it came; None if not known.
         retrying: messages that wait for another attempt, counted up to the limit; None if not known.
         letters: dead letters that wait, likewise.
@@ -67,13 +66,14 @@ class Line:
     workers: int
     gone: int
     paused: Pause | None
-    per_second: float
+    per_second: float | None
     processed: Sequence[int]
     duplicates: Sequence[int]
     failures: Sequence[int]
     waited_seconds: float | None
     retrying: int | None
     letters: int | None
+    by_inbox: bool
 
 
 def overview(request: Request) -> Page:
@@ -92,6 +92,8 @@ def overview(request: Request) -> Page:
         lambda connection: read_activity(connection, "subscriber", hours=OVERVIEW_HOURS, stretches=STRETCHES, **place),
     )
     rows = reader.read("the inbox", lambda connection: estimate_rows(connection, sql.name_of("processed_message")))
+    silent = _silent(names, activity)
+    inbox = read_inbox_activity(reader, silent, hours=OVERVIEW_HOURS, stretches=STRETCHES) if silent else None
     series = {(one.name, one.figure): one.counts for one in activity or ()}
     lines = [
         _line(
@@ -100,9 +102,13 @@ def overview(request: Request) -> Page:
             next((one for one in pauses if (one.kind, one.name) == ("subscriber", name)), None),
             {figure: counts for (of, figure), counts in series.items() if of == name},
             troubles.get(name),
+            inbox,
+            by_inbox=name in silent,
         )
         for name in names
     ]
+    processed = _added([one.processed for one in lines if one.processed])
+    failed = _added([one.failures for one in lines if one.failures])
     return Page(
         "overview.html",
         {
@@ -110,7 +116,10 @@ def overview(request: Request) -> Page:
             "hours": OVERVIEW_HOURS,
             "counted": COUNTED,
             "inbox_rows": rows,
-            "per_second": sum(one.per_second for one in lines),
+            "at_least": bool(silent) and not (inbox and inbox.exact),
+            "times": inbox.times if inbox else times_of(activity or ()),
+            "series": [one for one in (("processed", processed), ("failed", failed)) if one[1]],
+            "per_second": sum(one.per_second or 0.0 for one in lines),
             "letters": _sum_of([one.letters for one in lines]),
             "retrying": _sum_of([one.retrying for one in lines]),
             "workers": sum(one.workers for one in lines),
@@ -134,6 +143,9 @@ def subscriber(request: Request) -> Page:
             connection, "subscriber", name=name, hours=hours, stretches=STRETCHES, **place
         ),
     )
+    silent = _silent([name], activity)
+    inbox = read_inbox_activity(reader, silent, hours=hours, stretches=STRETCHES) if silent else None
+    recorded = inbox.counts.get(name, ()) if inbox else ()
     runway: Runway | None = reader.read("what is kept", lambda connection: read_runway(connection, **place))
     wanted = {"subscriber_id": name}
     conflicts = reader.read(
@@ -152,8 +164,10 @@ def subscriber(request: Request) -> Page:
             "paused": next((one for one in pauses if (one.kind, one.name) == ("subscriber", name)), None),
             "choices": list(SUBSCRIBER_HOURS),
             "chosen": chosen if chosen in SUBSCRIBER_HOURS else "3 h",
-            "series": _in_order(activity or ()),
-            "times": times_of(activity or ()),
+            "series": [(Outcome.PROCESSED.value, recorded)] if recorded else _in_order(activity or ()),
+            "times": inbox.times if inbox and recorded else times_of(activity or ()),
+            "by_inbox": bool(recorded),
+            "at_least": inbox is not None and not inbox.exact,
             "horizon": next((one for one in runway.horizons if one.subscriber_id == name), None) if runway else None,
             "runway": runway,
             "conflicts": conflicts or (),
@@ -188,22 +202,36 @@ def _line(
     paused: Pause | None,
     series: Mapping[str, Sequence[int]],
     trouble: RowMapping | None,
+    inbox: InboxActivity | None,
+    *,
+    by_inbox: bool,
 ) -> Line:
     alive = [one for one in workers if not one.stale]
     waits = [seconds for one in alive if (seconds := waited_seconds(one)) is not None]
+    per_second: float | None = sum(one.per_second.get(Outcome.PROCESSED, 0.0) for one in alive)
+    if by_inbox:
+        series = {} if inbox is None else {Outcome.PROCESSED: inbox.counts.get(name, ())}
+        per_second = None if inbox is None else inbox.last_minute[name] / 60
     return Line(
         subscriber_id=name,
         workers=len(alive),
         gone=len(workers) - len(alive),
         paused=paused,
-        per_second=sum(one.per_second.get(Outcome.PROCESSED, 0.0) for one in alive),
+        per_second=per_second,
         processed=series.get(Outcome.PROCESSED, ()),
         duplicates=series.get(Outcome.DUPLICATE, ()),
         failures=_added([counts for figure, counts in series.items() if figure in FAILURES]),
         waited_seconds=max(waits, default=None),
         retrying=None if trouble is None else trouble["retrying"],
         letters=None if trouble is None else trouble["letters"],
+        by_inbox=by_inbox,
     )
+
+
+def _silent(names: Sequence[str], activity: Sequence[ActivitySeries] | None) -> Sequence[str]:
+    """Return the subscribers of which no worker has reported; none if the reports were not read."""
+    reported = {one.name for one in activity or ()}
+    return [] if activity is None else [name for name in names if name not in reported]
 
 
 def waited_seconds(worker: WorkerStatus) -> float | None:

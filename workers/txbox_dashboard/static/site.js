@@ -67,12 +67,20 @@ document.addEventListener("change", (event) => {
   for (const one of document.querySelectorAll(`input[name="${CSS.escape(every.dataset.every)}"]`)) one.checked = every.checked;
 });
 
+// A phone shows letters first: their filter is folded there until it is asked for.
+const narrow = matchMedia("(max-width: 40rem)");
+function foldFilter() {
+  for (const one of document.querySelectorAll("details.filter")) one.open = !narrow.matches;
+}
+narrow.addEventListener("change", foldFilter);
+document.addEventListener("DOMContentLoaded", foldFilter);
+
 document.addEventListener("submit", (event) => {
   const question = event.submitter?.dataset.confirm;
   if (question && !confirm(question)) event.preventDefault();
 });
 
-// --- charts: <txbox-chart data-times="[…]" data-series="[[name, [counts]], …]"> ----------------------------------------
+// --- charts: <txbox-chart data-times="[…]" data-series="[[name, [counts]], …]" data-so-far="yes"> ----------------------------------------
 
 function clock(seconds, times) {
   // In UTC, as everywhere: the time of day; the date, too, over more than a day; seconds within some minutes.
@@ -81,7 +89,7 @@ function clock(seconds, times) {
 }
 
 class Chart extends HTMLElement {
-  static observedAttributes = ["data-times", "data-series"];
+  static observedAttributes = ["data-times", "data-series", "data-so-far"];
 
   connectedCallback() {
     this.resized = new ResizeObserver(() => this.draw());
@@ -98,15 +106,19 @@ class Chart extends HTMLElement {
 
   attributeChangedCallback() {
     if (this.isConnected && !this.waiting) {
-      this.waiting = true;  // both attributes change one after the other
+      this.waiting = true;  // the attributes change one after the other
       queueMicrotask(() => { this.waiting = false; this.draw(); });
     }
   }
 
   draw() {
     const times = JSON.parse(this.dataset.times), series = JSON.parse(this.dataset.series);
-    const shape = JSON.stringify([series.map(([name]) => name), this.clientWidth, dark.matches]);
-    const data = [times, ...series.map(([, counts]) => counts)];
+    const shape = JSON.stringify([series.map(([name]) => name), this.clientWidth, dark.matches, this.dataset.soFar]);
+    // The stretch that is not over is a line of its own: dashed.
+    const soFar = this.dataset.soFar === "yes", linear = uPlot.paths.linear();
+    const before = (plot, place, from, to) => linear(plot, place, from, Math.max(to - soFar, from));
+    const last = (plot, place, from, to) => linear(plot, place, Math.max(to - 1, from), to);
+    const data = [times, ...series.map(([, counts]) => counts), ...(soFar ? series.map(([, counts]) => counts) : [])];
     if (this.plot && this.shape === shape) {
       this.plot.setData(data);
       return;
@@ -114,16 +126,16 @@ class Chart extends HTMLElement {
     this.plot?.destroy();
     this.shape = shape;
     const colours = dark.matches ? COLOURS.dark : COLOURS.light;
+    const line = ([label], place) => ({ label, stroke: colours[place % colours.length], width: 2, points: { show: false } });
     const axis = { stroke: dark.matches ? "#c5cad6" : "#4a4f5c", grid: { stroke: dark.matches ? "#333945" : "#e3e6ec" } };
     this.plot = new uPlot({
       width: Math.max(this.clientWidth, 200), height: 220,
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       scales: { y: { range: (_plot, _least, most) => [0, Math.max(most, 1) * 1.05] } },
       axes: [{ ...axis, values: (_plot, splits) => splits.map((at) => clock(at, times)) }, { ...axis, size: 60 }],
-      series: [{ value: (_plot, at) => at === null ? "" : clock(at, times) }, ...series.map(([name], place) => ({
-        label: name, stroke: colours[place % colours.length], width: 2, points: { show: false },
-        dash: place ? [6, 2 + 2 * place] : undefined,
-      }))],
+      series: [{ value: (plot, at) => at === null ? "" : clock(at, times) + (soFar && at === plot.data[0].at(-1) ? ", so far" : "") },
+        ...series.map((one, place) => ({ ...line(one, place), dash: place ? [6, 2 + 2 * place] : undefined, paths: before })),
+        ...(soFar ? series.map((one, place) => ({ ...line(one, place), dash: [2, 4], paths: last, class: "so-far" })) : [])],
     }, data, this);
   }
 }
