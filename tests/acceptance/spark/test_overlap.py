@@ -179,7 +179,7 @@ def test_two_loads_of_one_file_at_once(writers: tuple[str, str], books: Books, l
 def test_one_run_is_resumed_twice_at_once(writer: str, books: Books, load: Load) -> None:
     """Both come to the same end, and the ledger has each chunk once."""
     with pytest.raises(BulkLoadFailed) as caught:
-        load(writer=writer, apply="SELECT 1 / 0")
+        load(writer=writer, apply="SELECT 1 / 0 FROM fresh_event")
     run_id = caught.value.run_id
     with ThreadPoolExecutor(2) as pool:
         apply = f"{APPLY}; SELECT pg_sleep(0.1)"
