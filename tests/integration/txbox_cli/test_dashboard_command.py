@@ -23,7 +23,7 @@ def test_it_serves_until_it_is_told_to_stop_and_asks_for_the_token(schema_url: s
         assert address
         assert token
         with httpx2.Client(base_url=address[1], trust_env=False) as client:
-            assert client.get("/").headers["location"] == "/sign-in"
+            assert client.get("/").headers["location"] == "/sign-in?next=%2F"
             form = {"name": "anna", "token": token[1]}
             assert client.post("/sign-in", data=form).status_code == 303
             assert "Subscribers" in client.get("/").text

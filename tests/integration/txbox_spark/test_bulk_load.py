@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy import Engine
 
 from integration.test_rights import granted
+from support.documents import blocks
 from support.spark.bulk_loads import (
     ADD_UP,
     COPY_FIRST,
@@ -223,7 +224,7 @@ def test_a_driver_that_is_missing_is_told_before_anything_is_read(
 def test_the_rights_that_the_page_grants_are_enough(
     spark: SparkSession, books: Books, engine: Engine, writer: str
 ) -> None:
-    with granted(engine, ("txbox_loader",), page=PAGE) as (loader,):
+    with granted(engine, ("txbox_loader",), [block.text for block in blocks(PAGE)]) as (loader,):
         with loader.connect() as connection:
             schema, role = connection.exec_driver_sql("SELECT current_schema(), current_user").one()
         if writer == "jdbc":
