@@ -8,6 +8,8 @@ from typing import Any
 
 _FENCE = re.compile(r"^```.*?^```\n?", re.M | re.S)
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
+_NO_PROSE = re.compile(r"[#|<!-]|\d+\. ")
+"""How headings, tables, HTML, notes, images and lists begin."""
 _GENERATED = re.compile(r"^(?:::: |<!-- commands -->)", re.M)
 
 
@@ -31,7 +33,7 @@ def on_post_build(config: Any, **_: object) -> None:
 def purpose(page: str) -> str:
     """Return the first sentence of a page's own text."""
     paragraphs = _FENCE.sub("", page).split("\n\n")
-    prose = (part for part in paragraphs if part.strip() and part.strip()[0] not in "#|-<!")
+    prose = (part for part in paragraphs if part.strip() and not _NO_PROSE.match(part.strip()))
     words = " ".join(_LINK.sub(r"\1", next(prose, "")).split())
     return re.split(r"(?<=[.:?!]) ", words, maxsplit=1)[0]
 

@@ -17,6 +17,8 @@ PAGE = """# Orders
  a ──▶ b
 ```
 
+1. An order is no prose. Nor is a list.
+
 It takes [orders](index.md), each once. Then it sends them.
 
 ```console title="Terminal 1"
