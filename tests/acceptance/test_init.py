@@ -1,5 +1,6 @@
 """What `txbox init` writes works: its own tests pass, and its three commands lead to the money, once."""
 
+import compileall
 import os
 import re
 import shlex
@@ -17,12 +18,18 @@ from sqlalchemy import create_engine, text
 from support.program import Running
 from support.program import txbox as run_process
 from support.waiting import wait_until
+from txbox_cli.commands.init import KINDS
 
 # `make test-pages` runs them, as does CI; servers of their own, and several programs in a row
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SECONDS = 240
 """For what a program does on a busy machine."""
+
+REPOSITORY = Path(__file__).parents[2]
+
+NOT_FOR_USERS = "S101,S310,T20"
+"""Tests assert, and scripts print, and open the URL of their own settings."""
 
 READY = {
     "worker": "Ctrl-C drains and stops",
@@ -152,3 +159,14 @@ def accounts(directory: Path) -> list[tuple[str, int]]:
 def is_settled(directory: Path, environment: Mapping[str, str]) -> bool:
     said = pasted('source dev.env && txbox status --queue "$QUEUE_URL"', directory, environment)
     return "queue: 0 waiting, 0 delivered, 0 delayed" in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_writes_is_good_python(kind: str, tmp_path: Path) -> None:
+    written(kind, tmp_path)
+    assert compileall.compile_dir(tmp_path, quiet=1)
+    rules = ["--config", str(REPOSITORY / "pyproject.toml"), "--config", 'src = ["."]', "--no-cache"]
+    for check in (["check", "--ignore", NOT_FOR_USERS], ["format", "--diff", "--config", "line-length = 88"]):
+        ruff = [sys.executable, "-m", "ruff", *check, *rules, "."]
+        ended = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import importlib.util
 import re
 import runpy
 import subprocess
@@ -323,21 +322,6 @@ def rows_of_tables(section: str) -> Iterator[str]:
     """The rows of every table, without its header."""
     for table in re.findall(r"^[-|: ]*---[-|: ]*\n((?:[^\n]+\n?)+)", section, re.M):
         yield from table.splitlines()
-
-
-def test_the_page_of_proofs_has_every_case_and_every_test() -> None:
-    path = DOCS / "_hooks" / "guarantees.py"
-    spec = importlib.util.spec_from_file_location("guarantees_hook", path)
-    assert spec is not None
-    assert spec.loader is not None
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    text = hook.annex(page("guarantees.md"), proofs(), hook.files_of_tests(REPOSITORY))
-    cases = dict(re.findall(r"^### .* \{ #([\w-]+) \}\n\n((?:- .*\n)+)", text, re.M))
-    shown = {
-        key: re.findall(r"^- <code>(test_\w+)</code>", part.replace("<wbr>", ""), re.M) for key, part in cases.items()
-    }
-    assert shown == proofs()
 
 
 # --- errors are found by their text ----------------------------------------------------------------------------------

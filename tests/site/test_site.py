@@ -1,5 +1,6 @@
-"""What the built site has beside its pages: Markdown and a list for programs, and commands that can be copied."""
+"""What the built site has beside its pages: Markdown and a list for programs, commands to copy, and the proofs."""
 
+import importlib.util
 import re
 from html import unescape
 from pathlib import Path
@@ -71,3 +72,19 @@ def test_programs_find_each_page_with_its_purpose(site: Path) -> None:
 def test_the_sites_own_settings_have_these_hooks() -> None:
     settings = (REPOSITORY / "mkdocs.yml").read_text()
     assert [path.name for path in sorted(HOOKS.glob("*.py")) if f"docs/_hooks/{path.name}" not in settings] == []
+
+
+def test_the_page_of_proofs_has_every_case_and_every_test() -> None:
+    path = HOOKS / "guarantees.py"
+    spec = importlib.util.spec_from_file_location("guarantees_hook", path)
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    proofs = yaml.safe_load((HOOKS.parent / "guarantees.yaml").read_text())
+    text = hook.annex((HOOKS.parent / "guarantees.md").read_text(), proofs, hook.files_of_tests(REPOSITORY))
+    cases = dict(re.findall(r"^### .* \{ #([\w-]+) \}\n\n((?:- .*\n)+)", text, re.M))
+    shown = {
+        key: re.findall(r"^- <code>(test_\w+)</code>", part.replace("<wbr>", ""), re.M) for key, part in cases.items()
+    }
+    assert shown == proofs
