@@ -241,7 +241,8 @@ def test_what_takes_too_long_is_left_out(engine: Engine, monkeypatch: pytest.Mon
         # A lock in the way takes as long as somebody likes; so may reading over what cannot be cleaned up.
         holder.exec_driver_sql("LOCK TABLE outbox_sent IN ACCESS EXCLUSIVE MODE")
         found = read_outbox_status(engine)
-    assert (found.kept_messages, found.kept_exact, found.kept_since) == (None, False, None)
+    # What is estimated may be what Postgres's statistics still know of the table's rows before they were emptied.
+    assert (found.kept_exact, found.kept_since) == (False, None)
     assert (found.messages, found.exact, found.in_time) == (1, True, True)
 
 
