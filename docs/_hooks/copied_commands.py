@@ -18,7 +18,7 @@ def commands(terminal: str) -> str:
     for line in terminal.splitlines():
         if goes_on or line.startswith("$ "):
             copied.append(line if goes_on else line.removeprefix("$ "))
-        goes_on = bool(copied) and copied[-1] in (line, line[2:]) and line.endswith("\\")
+            goes_on = line.endswith("\\")
     return "\n".join(copied)
 
 

@@ -4,9 +4,10 @@ from typing import Protocol
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import MetaData, Table, inspect
 
 from txbox.postgres.engines import require_server
+from txbox.postgres.sql import quoted, unescaped
 from txbox_migrations.environment import VERSION_TABLE
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import BASELINE, LATEST, STEPS
@@ -82,11 +83,12 @@ def downgrade(
 
 def _refuse_two_histories(op: Operations, schema: str | None, prefix: str) -> None:
     """Raise if our own history manages the tables: a later step of yours would drop them behind its back."""
-    table = f"{prefix}{VERSION_TABLE}"
-    if inspect(op.get_bind()).has_table(table, schema=schema):
+    table = Table(f"{prefix}{VERSION_TABLE}", MetaData(), schema=schema)
+    if inspect(op.get_bind()).has_table(table.name, schema=schema):
+        named = unescaped(quoted(table))
         raise MigrationError(
-            f"`txbox db upgrade` manages txbox's tables, as {table} says, and two histories cannot. To hand them over "
-            f"to yours, run DROP TABLE {table} (`txbox dev --no-tables` makes none); or leave this step out"
+            f"`txbox db upgrade` manages txbox's tables, as {named} says, and two histories cannot. To hand them over "
+            f"to yours, run DROP TABLE {named} (`txbox dev --no-tables` makes none); or leave this step out"
         )
 
 
