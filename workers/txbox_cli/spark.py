@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from txbox.effects import Upsert
     from txbox_spark import EventSource, JobProgress
+    from txbox_spark.options import Apply
 
 PathsArgument = Annotated[
     list[str] | None,
@@ -184,15 +185,17 @@ def check_before_spark(
     master: str | None,
     *,
     ledger: bool,
-    upsert: "Upsert | None" = None,
+    effect: "Apply | Upsert | None" = None,
 ) -> None:
     """Check everything that can be checked before Spark starts, which takes long.
 
     The database must have the inbox, or with ``ledger`` the tables of bulk loads. Paths on this machine must exist. The
-    table of an ``upsert`` must fit it.
+    statements of an ``effect`` must be valid SQL, and the table of an ``Upsert`` must fit it.
     """
+    from txbox.effects import Upsert
     from txbox_spark import SourceError
     from txbox_spark.loading.ledger import LoadLedger
+    from txbox_spark.merging.effect_runner import check_syntax
     from txbox_spark.reading.sources import FORMATS
     from txbox_spark.runtime.session import require_pyspark
 
@@ -208,11 +211,13 @@ def check_before_spark(
         return
     with db.engine() as engine, engine.connect() as connection:
         LoadLedger(engine, db.schema, db.prefix).check()
-        if upsert is not None:
+        if isinstance(effect, Upsert):
             try:
-                upsert.check(connection)
+                effect.check(connection)
             except InvalidConfiguration as error:
                 raise UsageError(f"--upsert-into: {error}") from error
+        elif effect is not None:
+            check_syntax(connection, effect)
 
 
 def require_table(db: DatabaseTarget, name: str) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox import SqlEffect, StatementLeftOpen, TransactionEnded, TxboxError
-from txbox.effects.sql_script import ScriptStatement
+from txbox.effects.sql_script import ScriptStatement, read_script
 from txbox.postgres.guards.commit_guard import add_guard, is_refused_commit, remove_guard
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon
 from txbox.postgres.guards.transaction_guard import left_in_use, protect, refuse_aborted
@@ -132,7 +132,7 @@ def explain_statements(
     connection.exec_driver_sql(create_fresh(columns))
     for one in statements:
         if not one.may_return_rows:
-            _check_syntax(connection, one)
+            _parse(connection, one)
     # The planner runs functions that are declared stable. Keep them from writing anything, too.
     connection.exec_driver_sql("SET TRANSACTION READ ONLY")
     plans: list[StatementPlan] = []
@@ -150,8 +150,24 @@ def explain_statements(
     return tuple(plans)
 
 
-def _check_syntax(connection: Connection, one: ScriptStatement) -> None:
-    """Raise if a statement that cannot be explained is not valid SQL: Postgres parses it as a function's body.
+def check_syntax(connection: Connection, apply: Apply) -> None:
+    """Raise if an effect's statements are not valid SQL. They do not run, and what they name need not exist yet.
+
+    The caller must roll the transaction back.
+
+    Raises:
+        ApplyFailed: Postgres cannot parse a statement.
+        InvalidConfiguration: the script cannot be cut into statements.
+        sqlalchemy.exc.DBAPIError: the connection is gone.
+    """
+    script = apply.script if isinstance(apply, SqlEffect) else apply
+    if isinstance(script, str):
+        for one in read_script(script):
+            _parse(connection, one)
+
+
+def _parse(connection: Connection, one: ScriptStatement) -> None:
+    """Raise if a statement is not valid SQL: Postgres parses it as a function's body.
 
     Other errors in the body are ignored, because the statement may need what earlier ones create.
     """

@@ -80,3 +80,11 @@ def test_a_table_that_an_upsert_does_not_fit(
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE purchase (order_id text PRIMARY KEY, cents bigint)")
     txbox("bulk-load", *ROLES, events, *options).failed_in_one_line(2, said)
+
+
+@pytest.mark.parametrize("fields", [[], ["--fields", "event_id text"]])
+def test_statements_that_are_not_sql(txbox: Txbox, events: str, tmp_path: Path, fields: list[str]) -> None:
+    script = tmp_path / "apply.sql"
+    script.write_text("CREATE TEMP TABLE seen (id text);\nINSERT INTO seen SELEC event_id FROM fresh_event", "utf-8")
+    loaded = txbox("bulk-load", *ROLES, events, *fields, "--apply", str(script))
+    loaded.failed_in_one_line(1, 'the events cannot be applied: syntax error at or near "SELEC" (line 2 of the')

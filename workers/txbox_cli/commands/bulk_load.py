@@ -233,7 +233,7 @@ def bulk_load(
         raise UsageError(
             "--fields of a --source are those of --apply, in types that a worker has, without --type and --force"
         )
-    spark.check_before_spark(db, events, on.master, ledger=True, upsert=apply if isinstance(apply, Upsert) else None)
+    spark.check_before_spark(db, events, on.master, ledger=True, effect=apply)
     load: Callable[..., BulkLoadReport | LoadPlan]  # their other arguments are the same
     load = txbox_spark.plan_load if dry_run else partial(txbox_spark.bulk_load, resume=resume)
     bound = settings.get("executor_seconds", EXECUTOR_SECONDS)
