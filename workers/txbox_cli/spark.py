@@ -186,15 +186,17 @@ def check_before_spark(
     *,
     ledger: bool,
     effect: "Apply | Upsert | None" = None,
+    known_subscriber: str | None = None,
 ) -> None:
     """Check everything that can be checked before Spark starts, which takes long.
 
     The database must have the inbox, or with ``ledger`` the tables of bulk loads. Paths on this machine must exist. The
-    statements of an ``effect`` must be valid SQL, and the table of an ``Upsert`` must fit it.
+    statements of an ``effect`` must be valid SQL, and the table of an ``Upsert`` must fit it. A subscriber that must be
+    known needs an id in the inbox, unless the inbox is empty: a mistyped name would apply every event again.
     """
     from txbox.effects import Upsert
     from txbox_spark import SourceError
-    from txbox_spark.loading.ledger import LoadLedger
+    from txbox_spark.loading.ledger import LoadLedger, subscribers_instead_of
     from txbox_spark.merging.effect_runner import check_syntax
     from txbox_spark.reading.sources import FORMATS
     from txbox_spark.runtime.session import require_pyspark
@@ -218,6 +220,13 @@ def check_before_spark(
                 raise UsageError(f"--upsert-into: {error}") from error
         elif effect is not None:
             check_syntax(connection, effect)
+        if known_subscriber is not None and (
+            others := subscribers_instead_of(connection, db.schema, db.prefix, known_subscriber)
+        ):
+            raise UsageError(
+                f"--subscriber: {known_subscriber} has no id in the inbox, so every event would be applied; there are "
+                f"ids of {', '.join(others)}; if it is new, give --new-subscriber"
+            )
 
 
 def require_table(db: DatabaseTarget, name: str) -> None:

@@ -112,6 +112,7 @@ class SqlEffect:
         """Whether it needs a temporary table in each transaction, which costs several times as much."""
         self._on_table = self._over_table(statements)
         self._checked = [self._by_itself(one) for one in statements]
+        self._controls_transaction = next((one.line for one in statements if one.controls_transaction), None)
         self._steps = [*self._filling_table(), *self._on_table] if self.creates_table else self._checked
 
     def __repr__(self) -> str:
@@ -137,6 +138,8 @@ class SqlEffect:
             EffectFailed: the server refuses a statement, such as one that names a table that does not exist.
             NotInTransaction, SchemaMissing: as for ``Outbox.check``.
         """
+        if self._controls_transaction is not None:
+            raise EffectFailed(f"{self.name}, line {self._controls_transaction}: {_NOT_ITS_OWN}")
         for step in self._checked:
             try:
                 with connection.begin_nested():
@@ -209,9 +212,7 @@ class SqlEffect:
         if diagnostic.message_primary is None:
             return EffectFailed(f"{self.name} failed: {error}")
         if diagnostic.sqlstate == _FEATURE_NOT_SUPPORTED and "EXECUTE of transaction" in diagnostic.message_primary:
-            return EffectFailed(
-                f"{self.name} failed: its transaction is not its own; leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out"
-            )
+            return EffectFailed(f"{self.name} failed: {_NOT_ITS_OWN}")
         return EffectFailed(f"{self.name}, line {self._line(step, error) or step.line}: {diagnostic.message_primary}")
 
     def _line(self, step: "_EffectStep", error: psycopg.Error) -> int | None:
@@ -275,3 +276,4 @@ def _publication(
 
 
 _FEATURE_NOT_SUPPORTED = "0A000"
+_NOT_ITS_OWN = "its transaction is not its own; leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out"

@@ -81,6 +81,11 @@ class ScriptStatement:
         """Whether it is of a kind that can return rows; no statement of that kind ends the transaction."""
         return self.verb in _TAKES_EXPRESSION
 
+    @property
+    def controls_transaction(self) -> bool:
+        """Whether it begins or ends a transaction or a savepoint, which an effect may not."""
+        return self.verb in _CONTROLS_TRANSACTION or _PREPARES_TRANSACTION.match(self.text) is not None
+
 
 def read_script(script: str) -> tuple[ScriptStatement, ...]:
     """Split a script at its semicolons.
@@ -131,6 +136,8 @@ def _is_event(kind: str | None, text: str) -> bool:
 
 
 _TAKES_EXPRESSION = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "SELECT", "WITH", "VALUES"})
+_CONTROLS_TRANSACTION = frozenset({"BEGIN", "START", "COMMIT", "END", "ABORT", "ROLLBACK", "SAVEPOINT", "RELEASE"})
+_PREPARES_TRANSACTION = re.compile(r"PREPARE\s+TRANSACTION\b", re.IGNORECASE)
 _OPENING = ("'", '"', "/*")
 _TOKEN = re.compile(
     r"""

@@ -275,13 +275,20 @@ def heartbeat(ledger: LoadLedger, run_id: str) -> Iterator[None]:
 @retry_outages
 def warn_of_new_subscriber(engine: Engine, schema: str | None, prefix: str, subscriber_id: str) -> None:
     """Log a warning if the inbox has no id of a subscriber, but ids of others: every event will be new to it."""
-    sql = LedgerStatements.load(schema, prefix)
     with short_transaction(engine) as connection:
-        if connection.exec_driver_sql(sql.any_processed, {"subscriber_id": subscriber_id}).first() is not None:
-            return
-        others = connection.exec_driver_sql(sql.some_subscribers).scalars().all()
+        others = subscribers_instead_of(connection, schema, prefix, subscriber_id)
     if others:
         _log.warning("%s has no id in the inbox; there are ids of %s", subscriber_id, ", ".join(others))
+
+
+def subscribers_instead_of(
+    connection: Connection, schema: str | None, prefix: str, subscriber_id: str
+) -> Sequence[str]:
+    """Return up to five subscribers with ids in the inbox if this one has none; otherwise none."""
+    sql = LedgerStatements.load(schema, prefix)
+    if connection.exec_driver_sql(sql.any_processed, {"subscriber_id": subscriber_id}).first() is not None:
+        return []
+    return connection.exec_driver_sql(sql.some_subscribers).scalars().all()
 
 
 _log = logging.getLogger("txbox.spark")

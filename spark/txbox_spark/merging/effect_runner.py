@@ -25,6 +25,7 @@ from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.retries import is_transient
 
 FEATURE_NOT_SUPPORTED = "0A000"
+NOT_ITS_OWN = "the chunk is the transaction: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out"
 
 
 class ApplyFailed(TxboxError):
@@ -88,7 +89,7 @@ def _describe(error: psycopg.Error, apply: Apply) -> str:
     if diagnostic.message_primary is None:
         return str(error)
     if diagnostic.sqlstate == FEATURE_NOT_SUPPORTED and "EXECUTE of transaction" in diagnostic.message_primary:
-        return "the chunk is the transaction: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out"
+        return NOT_ITS_OWN
     where = ""
     if isinstance(apply, SqlEffect):
         line = apply.line_on_table(error)
@@ -151,18 +152,20 @@ def explain_statements(
 
 
 def check_syntax(connection: Connection, apply: Apply) -> None:
-    """Raise if an effect's statements are not valid SQL. They do not run, and what they name need not exist yet.
+    """Raise if an effect's statements cannot be its statements. They do not run, and what they name need not exist yet.
 
     The caller must roll the transaction back.
 
     Raises:
-        ApplyFailed: Postgres cannot parse a statement.
+        ApplyFailed: Postgres cannot parse a statement, or it begins or ends a transaction.
         InvalidConfiguration: the script cannot be cut into statements.
         sqlalchemy.exc.DBAPIError: the connection is gone.
     """
     script = apply.script if isinstance(apply, SqlEffect) else apply
     if isinstance(script, str):
         for one in read_script(script):
+            if one.controls_transaction:
+                raise ApplyFailed(f"{NOT_ITS_OWN} (line {one.line} of the statements)")
             _parse(connection, one)
 
 

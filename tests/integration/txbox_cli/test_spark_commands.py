@@ -88,3 +88,18 @@ def test_statements_that_are_not_sql(txbox: Txbox, events: str, tmp_path: Path, 
     script.write_text("CREATE TEMP TABLE seen (id text);\nINSERT INTO seen SELEC event_id FROM fresh_event", "utf-8")
     loaded = txbox("bulk-load", *ROLES, events, *fields, "--apply", str(script))
     loaded.failed_in_one_line(1, 'the events cannot be applied: syntax error at or near "SELEC" (line 2 of the')
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_mistyped_subscriber_would_have_every_event_applied_again(
+    txbox: Txbox, events: str, engine: Engine, tmp_path: Path, more: list[str]
+) -> None:
+    script = tmp_path / "apply.sql"
+    script.write_text("SELECT FROM fresh_event", "utf-8")
+    mistyped = ["bulk-load", *ROLES, events, *more, "--subscriber", "biling", "--apply", str(script)]
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO processed_message (subscriber_id, message_id) VALUES ('billing', 'a')")
+    txbox(*mistyped).failed_in_one_line(2, "--subscriber: biling has no id in the inbox")
+    txbox(*mistyped).failed_in_one_line(2, "there are ids of billing; if it is new, give --new-subscriber")
+    with pytest.raises(pytest.fail.Exception, match="Spark would have been started"):
+        txbox(*mistyped, "--new-subscriber")

@@ -173,6 +173,10 @@ def bulk_load(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
     ] = None,
+    new_subscriber: Annotated[
+        bool,
+        typer.Option("--new-subscriber", help="The inbox has ids of other subscribers, and none of this one yet."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Judge and count the events, and explain the effect; change nothing.")
     ] = False,
@@ -183,7 +187,8 @@ def bulk_load(
 
     Events are cut into chunks by message id. A transaction merges one chunk or more: ids that are first go into the
     inbox, and the effect is applied to their events, in the relation fresh_event. So the command may be killed,
-    repeated, and run beside workers; --resume leaves out the chunks that are done.
+    repeated, and run beside workers; --resume leaves out the chunks that are done. Ids are those of --subscriber: a
+    name that the inbox does not know is refused without --new-subscriber, because each event would be new to it.
 
     With --fields as for `txbox worker`, the columns are those fields, judged as a worker judges them: 'customer_id text
     at /customer/id, cents bigint'. Types of Spark, such as structs, are columns as Spark reads them.
@@ -233,7 +238,8 @@ def bulk_load(
         raise UsageError(
             "--fields of a --source are those of --apply, in types that a worker has, without --type and --force"
         )
-    spark.check_before_spark(db, events, on.master, ledger=True, effect=apply)
+    known = None if new_subscriber or resume is not None else subscriber
+    spark.check_before_spark(db, events, on.master, ledger=True, effect=apply, known_subscriber=known)
     load: Callable[..., BulkLoadReport | LoadPlan]  # their other arguments are the same
     load = txbox_spark.plan_load if dry_run else partial(txbox_spark.bulk_load, resume=resume)
     bound = settings.get("executor_seconds", EXECUTOR_SECONDS)

@@ -378,6 +378,8 @@ def test_one_of_handler_and_effect_is_needed(engine: Engine) -> None:
         ("SELEC 1 FROM fresh_event", 'line 1: syntax error at or near "SELEC"'),
         ("LOCK TABLE effect;\nUPDAT effect SET body = 'x' FROM fresh_event", 'line 2: syntax error at or near "UPDAT"'),
         ("SELECT 1 FROM pg_temp.fresh_event; SELECT * FRM effect", "line 1: syntax error"),
+        ("BEGIN;\nSELECT 1 FROM fresh_event;\nCOMMIT", "line 1: its transaction is not its own; leave BEGIN"),
+        ("SELECT 1 FROM fresh_event;\nPREPARE TRANSACTION 'x'", "line 2: its transaction is not its own"),
     ],
 )
 def test_statements_that_do_not_fit_the_tables_are_told_at_the_start(
