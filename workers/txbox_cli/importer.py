@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,7 +91,10 @@ def own_code_of(what: str) -> Iterator[None]:
     except TxboxError:
         raise
     except (Exception, SystemExit) as error:
-        raise CommandFailed(f"{what} failed: {type(error).__name__}: {error}; --debug shows where") from error
+        hint = ""
+        if isinstance(error, KeyError) and str(error.args[0]).isupper() and error.args[0] not in os.environ:
+            hint = " (if it is an environment variable, set it, such as by source dev.env)"
+        raise CommandFailed(f"{what} failed: {type(error).__name__}: {error}{hint}; --debug shows where") from error
 
 
 def _import(module_name: str) -> ModuleType:

@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from sqlalchemy import Engine
@@ -309,7 +310,9 @@ def valid_options(of: str, options_type: type, options: Mapping[str, Any]) -> Va
     """
     for name in options:
         if name not in options_type.__annotations__:
-            raise TypeError(f"{of}() got an unexpected keyword argument {name!r}")
+            near = get_close_matches(name, options_type.__annotations__, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{of}() got an unexpected keyword argument {name!r}{hint}")
     return ValidOptions(of=of, **options)
 
 

@@ -139,8 +139,10 @@ def test_the_least_that_can_work_is_taken(options: dict[str, Any]) -> None:
 )
 def test_an_option_that_there_is_not_is_refused(make: Callable[..., Any], name: str, unknown: list[str]) -> None:
     for option in unknown:
-        with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '{option}'$"):
+        with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '{option}'"):
             make(ledger=LEDGER, handler=print, **{option: None})
+    with pytest.raises(TypeError, match=r"'max_attempt'; did you mean max_attempts\?$"):
+        make(ledger=LEDGER, handler=print, max_attempt=3)
 
 
 class OlderSource:

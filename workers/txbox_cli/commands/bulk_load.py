@@ -13,9 +13,10 @@ import txbox_spark
 from txbox import InvalidConfiguration, Outbox, SqlEffect
 from txbox.effects import Upsert
 from txbox.effects.fields import read_fields
+from txbox.postgres.sqlstates import sqlstate
 from txbox_cli import spark
 from txbox_cli.commands.loads import run_to_resume
-from txbox_cli.errors import Interrupted, UsageError
+from txbox_cli.errors import CommandFailed, Interrupted, UsageError
 from txbox_cli.importer import find
 from txbox_cli.options import DatabaseOptions, DatabaseTarget, JsonOption, PublishToOption, ReadBy
 from txbox_cli.output import print_counts, print_json, printable
@@ -28,6 +29,9 @@ REJECTED_STATUS = 3
 
 MEANT_AS_NULL = ("NA", "N/A", "n/a", "NULL", "null", "None", "NaN", "nan", "-", "\\N", "?")
 """Texts that stand for a missing value in CSV files."""
+
+_OF_OTHER_TYPES = ("42883", "42804")
+"""The SQLSTATEs undefined_function, as of a sum of texts, and datatype_mismatch."""
 
 Effect = str | SqlEffect | Upsert | Callable[..., object]
 
@@ -243,6 +247,7 @@ def bulk_load(
     load: Callable[..., BulkLoadReport | LoadPlan]  # their other arguments are the same
     load = txbox_spark.plan_load if dry_run else partial(txbox_spark.bulk_load, resume=resume)
     bound = settings.get("executor_seconds", EXECUTOR_SECONDS)
+    of_csv = events.format == "csv" or any(".csv" in path.lower() for path in events.paths)
     run, java = spark.CurrentRun(), spark.java_options(events.paths, on.master)
     try:
         with spark.job("txbox bulk-load", on, as_json=as_json, java=java, run=run) as (session, show):
@@ -270,10 +275,13 @@ def bulk_load(
         if run.run_id is None:
             raise
         raise Interrupted(f"interrupted; finish it with --resume {run.run_id}, or run it again") from None
+    except txbox_spark.ApplyFailed as error:
+        if of_csv and fields is None and (sqlstate(error) or "") in _OF_OTHER_TYPES:
+            raise CommandFailed(f"{error}; the columns of CSV are texts unless --fields gives their types") from error
+        raise
     if as_json:
         print_json(report.as_dict())
     else:
-        of_csv = events.format == "csv" or any(".csv" in path.lower() for path in events.paths)
         _print(report, settings["keep"], effect.call, of_csv=of_csv)
     if report.rejected and not (dry_run or allow_rejected):
         raise typer.Exit(REJECTED_STATUS)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 
+import psycopg
 import pytest
 from rich.console import Console
 
@@ -42,6 +43,17 @@ def test_rejected_rows_are_shown_by_their_causes(txbox: Txbox, spark: Spark, scr
     assert allowed.status == 0
     assert "nullValue" not in allowed.out  # JSON has null
     assert txbox("bulk-load", *WHAT, *URL, "--apply", script, "--json").status == 3
+
+
+def test_texts_of_csv_that_the_effect_takes_for_numbers(txbox: Txbox, spark: Spark, script: str) -> None:
+    try:
+        raise txbox_spark.ApplyFailed("function sum(text) does not exist") from psycopg.errors.UndefinedFunction()
+    except txbox_spark.ApplyFailed as error:
+        spark.raises = error
+    csv = ("bulk-load", *WHAT, *URL, "--apply", script, "--format", "csv")
+    txbox(*csv).failed_in_one_line(1, "does not exist; the columns of CSV are texts unless --fields gives their types")
+    assert "--fields" not in txbox(*csv, "--fields", "event_id string").err
+    assert "--fields" not in txbox("bulk-load", *WHAT, *URL, "--apply", script).err, "JSON has numbers"
 
 
 def test_a_dry_run_is_the_plan_of_the_same_load(txbox: Txbox, spark: Spark, script: str) -> None:
