@@ -78,7 +78,7 @@ def declared() -> dict[str, set[str]]:
     for name, (_, own) in [*GAUGES.items(), *QUEUE_GAUGES.items()]:
         series[f"txbox_{name}"] = series.get(f"txbox_{name}", set()) | set(own)
     of_parts = {f"txbox_exporter_{name}": {"part"} for name in ("read_success", "read_seconds", "exact")}
-    return series | {"txbox_exporter_up": set(), **of_parts}
+    return series | {"txbox_exporter_up": set(), "txbox_exporter_read_age_seconds": set(), **of_parts}
 
 
 def queries() -> Iterator[tuple[str, str]]:
@@ -114,6 +114,18 @@ def test_every_metric_and_label_of_a_query_exists(place: str, query: str) -> Non
     of_all = OF_SCRAPES.union(*(known[name] for name in used))
     grouped = re.findall(r"\b(?:by|on|group_left|ignoring|without)\s*\(([^)]*)\)", query)
     assert {label.strip() for labels in grouped for label in labels.split(",") if label.strip()} - of_all == set()
+
+
+def test_the_page_on_monitoring_has_every_gauge_of_the_exporter_and_no_page_another_metric() -> None:
+    pages = {path.stem: path.read_text() for path in (REPOSITORY / "docs").glob("*.md")}
+    section = pages["monitoring"].partition("\n## Exporter\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| (`.+`) \|$", section, re.M)
+    listed = {f"txbox_{name}" for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+    of_itself = {name for name in declared() if name.startswith("txbox_exporter_")}
+    assert listed == of_itself | {f"txbox_{name}" for name in (*GAUGES, *QUEUE_GAUGES)}
+    named = {one for text in pages.values() for one in re.findall(r"`(txbox_\w+_(?:seconds|total|up|success))`", text)}
+    named -= {"txbox_watchdog_seconds"}  # of a URL
+    assert {name for name in named if not declared().keys() & {name, f"{name}_sum"}} == set()
 
 
 # --- alerts ----------------------------------------------------------------------------------------------------------

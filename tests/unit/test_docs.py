@@ -8,6 +8,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,9 +47,11 @@ from txbox.instrumentation.prometheus import PrometheusHook
 from txbox.schema import TABLE_NAMES
 from txbox_aws.envelopes import Envelope
 from txbox_cli.app import app
+from txbox_cli.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
+ROOTS = ("inbox", "workers", "spark", "migrations")
 PAGES = sorted(
     [
         *DOCS.rglob("*.md"),
@@ -196,15 +199,62 @@ def test_every_command_that_is_named_exists() -> None:
     assert unknown == set()
 
 
+def test_every_option_of_a_command_line_is_one_of_that_command() -> None:
+    by_command, checked = {name: options(command) for name, command in commands()}, 0
+    for path in NAMING:
+        shown = "\n".join(re.sub(r"\\\n *", " ", block.text) for block in blocks(path) if block.language != "python")
+        prose = " ".join(re.sub(r"^( *)```.*?^\1```$", "", path.read_text(), flags=re.M | re.S).split())
+        for line in [*re.findall(r"\btxbox [a-z].*", shown), *re.findall(r"`(txbox [a-z][^`]*)`", prose)]:
+            if name := next((name for name in by_command if f"{line} ".startswith(f"{name} ")), None):
+                assert set(OPTION.findall(line)) <= by_command[name], f"{path.name}: {line}"
+                checked += 1
+    assert checked > 150
+
+
 def test_every_option_that_is_named_exists() -> None:
-    known = {option for _, command in commands() for parameter in command.params for option in parameter.opts}
-    known |= {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
-    operating = ("operating.md", "dead-letters.md", "outages.md", "scaling.md", "relays.md", "monitoring.md")
-    text = "\n".join(page(name) for name in ("getting-started.md", *operating, "migrations.md", "testing.md"))
+    known = set.union(*(options(command) for _, command in commands()))
     others = {"--autogenerate", "--sql", "--txbox-postgres"}  # alembic's, and that of our plugin for pytest
-    named = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", text))
+    others |= {"--additional-python-modules", "--extra-files", "--extra-jars", "--files", "--packages", "--py-files"}
+    named = {
+        found
+        for path in NAMING
+        for code in re.findall(r"`[^`\n]+`", path.read_text())
+        for found in OPTION.findall(code)
+    }
     assert "--stop-seconds" in named
     assert named - known - others == set()
+
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+NAMING = [path for path in PAGES if path.stem not in ("CHANGELOG", "changelog", "CONTRIBUTING")]
+
+
+def options(command: Any) -> set[str]:
+    every = [*command.params, *typer.main.get_command(app).params]
+    return {"--help", *(option for one in every for option in (*one.opts, *one.secondary_opts))}
+
+
+def test_every_environment_variable_that_is_named_is_read() -> None:
+    code = "\n".join(path.read_text() for root in ROOTS for path in (REPOSITORY / root).rglob("*.py"))
+    known = {*re.findall(r"TXBOX_[A-Z_]+", code), *(f"TXBOX_{name.upper()}" for name in Settings.model_fields)}
+    shown = [path for path in files_of_the_project() if path.is_relative_to(REPOSITORY / "examples")]
+    named = {found for path in (*NAMING, *shown) for found in re.findall(r"TXBOX_[A-Z_]+", path.read_text())}
+    assert "TXBOX_DATABASE_URL" in named
+    assert named - known == set()
+
+
+def test_every_name_of_our_packages_can_be_imported() -> None:
+    names = {f"txbox_testing.conformance.{name}" for name in re.findall(r"`(\w+\.\w+Conformance)`", page("ports.md"))}
+    for path in NAMING:
+        text = path.read_text()
+        names |= set(re.findall(r"`(txbox_\w+(?:\.\w+)+)", text))
+        for module, imported in re.findall(
+            r"^ *from ((?:pyspark_)?txbox[\w.]*) import (\([^)]*\)|[\w, ]+)", text, re.M
+        ):
+            names |= {f"{module}.{name}" for name in re.findall(r"\w+", imported)}
+    assert len(names) > 60
+    for name in sorted(names):
+        assert resolve_name(name) is not None
 
 
 def test_every_outcome_is_a_word() -> None:
@@ -339,7 +389,7 @@ GAP = "…"
 
 def literals() -> Iterator[str]:
     """Yield every text of the code but its docstrings, with a gap for what is filled in."""
-    for root in ("inbox", "workers", "spark", "migrations"):
+    for root in ROOTS:
         for path in (REPOSITORY / root).rglob("*.py"):
             nodes = list(ast.walk(ast.parse(path.read_text())))
             docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
