@@ -359,6 +359,15 @@ def test_every_key_of_the_guarantees_has_tests_and_a_case() -> None:
     assert [key for key, tests in proofs().items() if not tests] == []
 
 
+def test_no_promise_case_or_test_of_one_is_dropped_unnoticed() -> None:
+    """Whoever adds one, or means to drop one, counts them here anew."""
+    section = page("guarantees.md").partition("\n## What is promised\n")[2].partition("\n## ")[0]
+    promises = re.split(r"^\d\. ", section, flags=re.M)[1:]
+    assert [promise for promise in promises if not CASE.search(promise)] == []
+    assert [len(set(tests)) for tests in proofs().values()] == [len(tests) for tests in proofs().values()]
+    assert (len(promises), len(proofs()), sum(map(len, proofs().values()))) == (6, 99, 264)
+
+
 @pytest.mark.parametrize(
     ("question", "least"),
     [
