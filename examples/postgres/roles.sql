@@ -22,10 +22,10 @@ GRANT SELECT, INSERT, UPDATE ON kept_response TO txbox_web;
 GRANT UPDATE ON dead_letter TO txbox_web;
 
 -- Leases and watermarks, with or without an inbox.
-CREATE ROLE txbox_owner;
-GRANT SELECT, INSERT, UPDATE ON message_lease TO txbox_owner;
-GRANT SELECT ON inbox_horizon, dead_letter TO txbox_owner;
-GRANT SELECT, INSERT, UPDATE, DELETE ON aggregate_watermark TO txbox_owner;
+CREATE ROLE txbox_lease;
+GRANT SELECT, INSERT, UPDATE ON message_lease TO txbox_lease;
+GRANT SELECT ON inbox_horizon, dead_letter TO txbox_lease;
+GRANT SELECT, INSERT, UPDATE, DELETE ON aggregate_watermark TO txbox_lease;
 
 -- A publisher (also a handler that publishes), and a relay.
 CREATE ROLE txbox_publisher;

@@ -224,7 +224,7 @@ def test_for_an_archiver(engine: Engine) -> None:
 
 
 def test_for_leases_and_watermarks(roles: Callable[..., list[Engine]]) -> None:
-    (limited,) = roles("txbox_owner")
+    (limited,) = roles("txbox_lease")
     ledger = PostgresLedger("mailing", engine=limited)
     ledger.check()
     ledger.release(acquired(ledger, "m"))
