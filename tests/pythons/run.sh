@@ -1,21 +1,19 @@
 #!/usr/bin/env bash
 # Run tests with another Python than the one that make has, and with either SQLAlchemy: run.sh PYTHON ENVIRONMENT TESTS...
 #
-# Of the Pythons from 3.11 to 3.14, but make's own, the day decides which has its turn: of those in the path, or beside
-# make's, as with pyenv, and of 3.14, which get-python.sh gets where it is missing. If that fails, the next one has it.
+# Of the Pythons from 3.11 to 3.14, but make's own, the day decides which has its turn: of those that find-python.sh finds,
+# and of 3.14, which get-python.sh gets where it is missing. If that fails, the next one has it.
 # So for SQLAlchemy 2.0 and 2.1. PYTHON_TURN=3.13 and SQLALCHEMY_TURN=2.0 decide otherwise.
 set -euo pipefail
+source "$(dirname "$0")/find-python.sh"
 make_python=$1
 environment=$2
 shift 2
-beside=$(dirname "$("$make_python" -c 'import sys; print(sys.base_prefix)')")
 own=$("$make_python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 found=()
 for version in 3.11 3.12 3.13 3.14; do
   if [ "$version" = "$own" ]; then continue; fi
-  for one in "$(command -v "python$version" || true)" "$beside/$version".*/bin/python ''; do
-    if [ -x "$one" ] && "$one" -c 'import venv' 2>/dev/null; then break; fi
-  done
+  one=$(find_python "$version" "$make_python" || true)
   if [ -n "$one" ] || [ "$version" = 3.14 ]; then found+=("$version=$one"); fi
 done
 day=$((10#$(date +%j) / 2)) # each second day belongs to the oldest versions: `make test-versions`

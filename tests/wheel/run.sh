@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Build the wheel and try it in empty environments, one per extra: run.sh PYTHON
-# PYTHON has uv beside it, `build` and `hatchling`; the environments are made from it. One line per step; the first failure ends it.
+# Build the wheel and try it in empty environments, one per extra, and without an extra on each Python of this machine: run.sh PYTHON
+# PYTHON has uv beside it, `build`, `hatchling` and `pip`; the environments are made from it. One line per step; the first failure ends it.
 set -euo pipefail
 
 python=${1:?usage: tests/wheel/run.sh PYTHON}
 python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
 uv=$(dirname "$python")/uv
 root=$(cd "$(dirname "$0")/../.." && pwd)
+source "$root/tests/pythons/find-python.sh"
 work=$(mktemp -d "${TMPDIR:-/tmp}/txbox-wheel-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 unset PYTHONPATH TXBOX_DATABASE_URL AWS_ENDPOINT_URL AWS_ENDPOINT_URL_SQS
@@ -80,10 +81,10 @@ assert extras == set(known.split()), f"extras: {extras}"
 PYTHON
 }
 
-# environment EXTRAS: a new environment with the wheel and these extras. It has no pip of its own, and nothing is compiled
-# that is not imported: both save minutes.
+# environment EXTRAS [PYTHON]: a new environment with the wheel and these extras. It has no pip of its own, and nothing is
+# compiled that is not imported: both save minutes.
 environment() {
-  rm -rf "$work/environment" && "$python" -m venv --without-pip "$work/environment" && grown "$1"
+  rm -rf "$work/environment" && "${2:-$python}" -m venv --without-pip "$work/environment" && grown "$1"
 }
 
 # grown EXTRAS: the environment at hand gets these extras. They need all that is in it, so it is what a new one would be.
@@ -98,6 +99,72 @@ install() {
     "$uv" --quiet pip install "$from" --python "$bin/python" -c "$root/constraints.txt" "$@" && return
   done
   return 1
+}
+
+# found VERSION: print the path of a Python of this version, or nothing. 3.14 is gotten where it is missing, and kept for
+# `make test-pythons`.
+found() {
+  local own
+  own=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  if [[ $1 == "$own" ]]; then
+    echo "$python"
+  elif ! find_python "$1" "$python" && [[ $1 == 3.14 ]]; then
+    "$root/tests/pythons/get-python.sh" "${python%/bin/*}-turn-python3.14" || true
+  fi
+}
+
+# What is installed is what metadata asks for on this Python, and txbox alone asks for three packages. Only `packaging` is
+# lent to the environment, to read its metadata.
+core_alone() {
+  mkdir -p "$work/lent"
+  ln -sfn "$("$python" -c 'import packaging; print(packaging.__path__[0])')" "$work/lent/packaging"
+  "$uv" --quiet pip check --python "$bin/python" && PYTHONPATH=$work/lent "$bin/python" - <<'PYTHON'
+from importlib.metadata import distribution, distributions
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+def asked_for(name, extras):
+    for line in distribution(name).requires or ():
+        one = Requirement(line)
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
+            yield canonicalize_name(one.name), frozenset(one.extras)
+
+
+core = dict(asked_for("txbox", ()))
+assert core == {"sqlalchemy": frozenset(), "alembic": frozenset(), "psycopg": frozenset({"binary"})}, core
+reached, waiting = set(), {("txbox", frozenset())}
+while waiting:
+    one = waiting.pop()
+    reached.add(one)
+    waiting |= set(asked_for(*one)) - reached
+installed = {canonicalize_name(one.name) for one in distributions()}
+assert installed == {name for name, _ in reached}, f"more or less than core: {installed ^ {name for name, _ in reached}}"
+PYTHON
+}
+
+# core_imports: what needs nothing but core, and the driver with its own libpq.
+core_imports() {
+  imports "txbox, txbox_migrations, txbox_workers, txbox.testing, txbox.inbox.inbox, txbox.outbox.outbox" \
+    && "$bin/python" -c 'import psycopg; assert psycopg.pq.__impl__ == "binary", psycopg.pq.__impl__'
+}
+
+# refused PYTHON: neither pip nor uv takes the wheel for this Python, and each says which one it wants.
+refused() {
+  if "$1" -m pip download --no-deps --dest "$work/refused" "$wheel" \
+    || "$uv" pip install --offline --no-deps --target "$work/refused" --python "$1" "$wheel"; then
+    return 1
+  fi 2>"$work/err"
+  cat "$work/err"
+  grep -q "^ERROR: Package 'txbox' requires a different Python: [0-9.]* not in '>=3\.11'$" "$work/err" \
+    && grep -q "txbox==[0-9.]* depends on Python>=3\.11" "$work/err"
+}
+
+# pip only warns of an extra that does not exist: the errors below name what is missing then.
+unknown_extra_is_told() {
+  "$python" -m pip --python "$bin/python" install --dry-run --no-index "$wheel[sqss]" >"$work/out" 2>&1 \
+    && grep -q "^WARNING: txbox [0-9.]* does not provide the extra 'sqss'$" "$work/out"
 }
 
 lacks() {
@@ -211,6 +278,22 @@ dashboard_starts() { imports txbox_dashboard && "$bin/txbox" dashboard --help; }
 step "the wheel is built" build
 step "it holds typed packages, the data, the history, and no tests" contents
 
+for version in 3.11 3.12 3.13 3.14; do
+  other=$(found "$version")
+  if [[ -z $other ]]; then
+    echo "pass  this machine has no Python $version"
+    continue
+  fi
+  step "[] Python $version: installs" environment "" "$other"
+  step "[] Python $version: core's dependencies are there, and nothing else" core_alone
+  step "[] Python $version: import" core_imports
+done
+if old=$(find_python 3.10 "$python") && "$old" -c 'import pip'; then
+  step "[] Python 3.10 is refused" refused "$old"
+else
+  echo "pass  this machine has no Python 3.10, which would be refused"
+fi
+
 step "[typed] installs" environment typed
 step "[typed] a message type reads a body, and writes one" typed_bodies
 
@@ -222,6 +305,7 @@ step "[] txbox names the extra" remedy "pip install '\.\[cli\]'" "$bin/txbox" st
 step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory_source"
 step "[] a message type names the extra" remedy "pip install '\.\[typed\]'" typed_bodies
 
+step "[sqss] pip warns of an extra that does not exist" unknown_extra_is_told
 step "[] what needs an extra names it" doors_ask
 step "[] pytest finds the plugin, which imports nothing" plugin_is_idle
 
