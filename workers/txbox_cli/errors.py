@@ -1,6 +1,8 @@
 """Turns an exception into one line that says what is wrong and what to do."""
 
 import re
+import sys
+import sysconfig
 import traceback
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,12 @@ def masked_traceback(error: BaseException) -> str:
 
 
 def _explanation(error: BaseException) -> str:
+    if isinstance(error, ImportError) and re.search(r"\bpsycopg\b", str(error)):  # what follows would import it, too
+        machine = f"{sysconfig.get_platform()}, {64 if sys.maxsize > 2**32 else 32} bits"
+        return (
+            f"{error}; psycopg has no libpq for this machine ({machine}): pip install 'psycopg[binary]' on it, or install "
+            "libpq (Debian and Ubuntu: apt-get install libpq5)"
+        )
     from sqlalchemy.exc import SQLAlchemyError
 
     database_error = _behind(error)

@@ -38,6 +38,8 @@ CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 def require_pyspark() -> None:
     if importlib.util.find_spec("pyspark") is None:
         raise SparkSetupError(f"pyspark is missing; install it: {install_command('spark')}")
+    if importlib.util.find_spec("py4j") is None:  # pyspark-client is a pyspark without it
+        raise SparkSetupError(f"pyspark-client cannot start Spark; install pyspark instead: {install_command('spark')}")
 
 
 def spark_session(

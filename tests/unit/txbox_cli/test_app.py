@@ -272,6 +272,28 @@ def test_without_the_extra_it_says_what_to_install() -> None:
         Ended(1, "", f"{line}\n").failed_in_one_line(1, f"txbox: {missing}", "pip install '.[cli]'")
 
 
+WITHOUT_LIBPQ = """
+import ctypes.util, sys
+sys.modules |= dict.fromkeys(("psycopg_c", "psycopg_binary"))
+ctypes.util.find_library = lambda name: None
+from txbox_cli import main
+main()
+"""
+
+
+def test_a_machine_that_psycopg_has_no_build_for_is_told_what_to_install() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LIBPQ, "status", "--url", "postgresql://nobody@127.0.0.1:1/x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    Ended(ended.returncode, ended.stdout, ended.stderr).failed_in_one_line(
+        1, "no pq wrapper available", "psycopg has no libpq for this machine", "bits): pip install 'psycopg[binary]'"
+    )
+
+
 def test_the_programs_own_click_is_not_needed_and_dev_asks_for_the_extra_that_brings_the_other() -> None:
     program = "import sys\nsys.modules |= dict.fromkeys(('click', 'psutil', 'boto3'))\nfrom txbox_cli.app import run\n"
     late = "assert 'txbox_spark' not in sys.modules"  # which takes a tenth of the start

@@ -178,6 +178,7 @@ def test_mails_that_came_twice_where_it_cannot_be_known_are_said_and_are_no_fail
     [
         ("java", "Spark needs a JDK 17 or newer, and there is no java"),
         ("pyspark", "the final stage needs pyspark: pip install '.[spark]'"),
+        ("py4j", "the final stage needs py4j: pip install '.[spark]'"),
         ("pyarrow", "the final stage needs pyarrow: pip install '.[spark]'"),
     ],
 )

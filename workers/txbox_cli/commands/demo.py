@@ -121,7 +121,7 @@ def _require_spark() -> None:
 
     try:
         require_jdk()
-        for name in ("pyspark", "pyarrow"):
+        for name in ("pyspark", "py4j", "pyarrow"):
             if find_spec(name) is None:
                 raise CommandFailed(f"the final stage needs {name}: {install_command('spark')}, or --without-spark")
     except SparkSetupError as error:

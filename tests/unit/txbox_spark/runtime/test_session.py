@@ -8,7 +8,15 @@ import pytest
 
 from support.waiting import wait_until
 from txbox_spark import SparkSetupError
-from txbox_spark.runtime.session import JDBC_DRIVER, _driver_settings, _HeldStderr, _reason, _settings, mute_jvm
+from txbox_spark.runtime.session import (
+    JDBC_DRIVER,
+    _driver_settings,
+    _HeldStderr,
+    _reason,
+    _settings,
+    mute_jvm,
+    require_pyspark,
+)
 
 
 def test_the_driver_comes_from_maven_without_what_only_its_compiler_needs(tmp_path: Path) -> None:
@@ -96,3 +104,13 @@ def test_a_jvm_says_nothing_after_it_was_muted(
     os.close(jvm)
     held._reader.join(10)
     assert (said, capfd.readouterr().err) == ("ERROR Executor: that matters\n", "")
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [("pyspark", "pyspark is missing; install it: "), ("py4j", "pyspark-client cannot start Spark; install pyspark")],
+)
+def test_a_pyspark_that_cannot_start_spark_is_told(missing: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(SparkSetupError, match=rf"^{said}.*pip install '\.\[spark\]'"):
+        require_pyspark()
