@@ -55,8 +55,8 @@ def _explanation(error: BaseException) -> str:
     if isinstance(error, ImportError) and re.search(r"\bpsycopg\b", str(error)):  # what follows would import it, too
         machine = f"{sysconfig.get_platform()}, {64 if sys.maxsize > 2**32 else 32} bits"
         return (
-            f"{error}; psycopg has no libpq for this machine ({machine}): pip install 'psycopg[binary]' on it, or install "
-            "libpq (Debian and Ubuntu: apt-get install libpq5)"
+            f"{error}; psycopg has no libpq for this machine ({machine}): pip install 'psycopg[binary]' on it, "
+            "or install libpq (Debian and Ubuntu: apt-get install libpq5)"
         )
     from sqlalchemy.exc import SQLAlchemyError
 

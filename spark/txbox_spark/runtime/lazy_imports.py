@@ -22,9 +22,12 @@ __all__ = [
 
 def spark_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the exceptions that pyspark raises for Spark and its JVM, and ``others``, for ``except``."""
-    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    try:
+        from py4j.protocol import Py4JError
+    except ModuleNotFoundError:  # pyspark-client has no JVM of its own
+        return PySparkException, *others
     return PySparkException, Py4JError, *others
 
 

@@ -3,11 +3,13 @@
 import copy
 import inspect
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import PySparkException
 
 from txbox_spark.runtime import lazy_imports
 
@@ -38,3 +40,9 @@ def test_looking_for_a_special_method_imports_nothing() -> None:
     assert inspect.unwrap(module) is module
     with pytest.raises(ModuleNotFoundError):
         assert module.anything
+
+
+def test_pyspark_client_has_no_jvm_whose_errors_could_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(lazy_imports.spark_errors(ValueError)) == 3
+    monkeypatch.setitem(sys.modules, "py4j.protocol", None)
+    assert lazy_imports.spark_errors(ValueError) == (PySparkException, ValueError)
