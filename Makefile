@@ -219,7 +219,7 @@ docs: $(VENV)/.dev-ready ## Build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 .PHONY: wheel
-wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, one per extra
+wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, one per extra, and its core on each Python
 	@tests/wheel/run.sh $(BIN)/python
 
 .PHONY: test-versions

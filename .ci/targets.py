@@ -27,7 +27,7 @@ BUDGET_SECONDS = {
     "lint-monitoring": 15,
     "types": 75,
     "docs": 45,
-    "wheel": 90,
+    "wheel": 105,
     "test-browser": 90,
     "test": 900,
     "chaos": 660,

@@ -48,16 +48,18 @@ GRANT SELECT, UPDATE, DELETE ON processed_message, message_failure,
 GRANT SELECT, INSERT, UPDATE ON maintenance, inbox_horizon TO txbox_maintainer;
 GRANT SELECT ON inbox_generation, archive TO txbox_maintainer;
 
--- An operator, with commands or with the dashboard. Status and audit need the first grant alone; all else
--- needs it, too.
-CREATE ROLE txbox_operator;
+-- What only reads: the exporter, `txbox status`, `txbox audit`. And an operator, with commands or with the
+-- dashboard, who reads, too.
+CREATE ROLE txbox_reader;
 GRANT SELECT ON processed_message, processed_earlier, message_failure,
     handler_conflict, dead_letter, dead_letter_operation, dead_letter_selection,
     message_lease, aggregate_watermark, outbox_message, outbox_relay,
     outbox_sent, worker_report, reported_activity, paused, inbox_horizon,
     inbox_generation, maintenance, archive, bulk_load, bulk_load_chunk,
     kept_response, operator_action
-    TO txbox_operator;
+    TO txbox_reader;
+CREATE ROLE txbox_operator;
+GRANT txbox_reader TO txbox_operator;
 -- To redrive, discard and import letters:
 GRANT INSERT, DELETE ON processed_message TO txbox_operator;
 GRANT DELETE ON message_failure TO txbox_operator;

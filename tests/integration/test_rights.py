@@ -29,6 +29,7 @@ from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.outbox import Outbox
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
+from txbox.status.exporter.figures import FiguresReader
 from txbox.watermarks import Advance, Watermarks
 from txbox_cli.app import run as txbox
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
@@ -167,7 +168,14 @@ def test_for_an_operator(
         wait_until(lambda: relay.sent == 1 and len(DeadLetters(engine).list()) == 2, "one is sent, two are parked")
     for message_id in ("a", "b", "c"):
         DeadLetters(engine).park(DeadLetter("billing", message_id, Reason.FAILED, "no", 1, queue, b"{}"))
-    (limited,) = roles("txbox_operator")
+    reader, limited = roles("txbox_reader", "txbox_operator")
+    exported = FiguresReader(reader, None, "").read()
+    assert exported.up
+    assert [name for name, part in exported.parts.items() if not part.succeeded] == []
+    monkeypatch.setenv("TXBOX_DATABASE_URL", reader.url.render_as_string(hide_password=False))
+    for command in ("status", "audit", "dead-letters list --all"):
+        assert txbox(command.split()) == 0, (command, capsys.readouterr().err)
+    assert txbox(["pause", "billing", "--subscriber", "--force"]) == 1
     monkeypatch.setenv("TXBOX_DATABASE_URL", limited.url.render_as_string(hide_password=False))
     for command in (
         "dead-letters list --all",

@@ -215,6 +215,7 @@ def test_every_option_of_a_command_line_is_one_of_that_command() -> None:
 def test_every_option_that_is_named_exists() -> None:
     known = set.union(*(options(command) for _, command in commands()))
     others = {"--autogenerate", "--sql", "--txbox-postgres"}  # alembic's, and that of our plugin for pytest
+    others |= {"--no-deps"}  # pip's
     others |= {"--additional-python-modules", "--extra-files", "--extra-jars", "--files", "--packages", "--py-files"}
     named = {
         found

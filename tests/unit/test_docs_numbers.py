@@ -166,7 +166,6 @@ spark-clusters: | {txbox_spark.bulk_load._CONNECTIONS_BESIDE_CHUNKS} | `parallel
 step-functions: exceeds {txbox_aws.step_functions.MAX_INPUT_BYTES:/1024} KiB
 testing: (the first {txbox_testing.trial.MOST_STATEMENTS})
 watermarks: `wait_seconds` ({txbox.watermarks.watermarks.WAIT_SECONDS})
-words: one of {txbox.outbox.lanes.LANES_PER_DESTINATION} parts
 """
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy import inspect
 
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox_cli.errors import CommandFailed, UsageError
@@ -60,6 +61,7 @@ def check(
     with db.engine() as engine, engine.connect() as connection:
         differences = find_drift(connection, schema=db.schema, prefix=db.prefix)
         ours = not is_of_host(connection, schema=db.schema, prefix=db.prefix)
+        there_are_none = not inspect(connection).has_table(f"{db.prefix}processed_message", schema=db.schema)
     harmful = [difference for difference in differences if difference.severity is Severity.DRIFT]
     if as_json:
         print_json({"ok": not harmful, "differences": [asdict(difference) for difference in differences]})
@@ -68,7 +70,10 @@ def check(
             typer.echo(f"{difference.severity}: {difference}")
         upgraded = " ".join(["txbox db upgrade", db.options]).rstrip()
         remedy = f"run `{upgraded}`" if ours else "upgrade them in your own migrations"
-        typer.echo(f"the tables differ; repair them, or {remedy}" if harmful else "the tables are right")
+        if there_are_none:
+            typer.echo(f"there are no tables; {remedy}, or your own migrations if they make txbox's tables")
+        else:
+            typer.echo(f"the tables differ; repair them, or {remedy}" if harmful else "the tables are right")
     return 1 if harmful else 0
 
 
