@@ -154,7 +154,7 @@ test-containers: $(VENV)/.dev-ready ## Run the integration tests against Postgre
 	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not chaos' $(CONTAINER_TESTS) $(TESTS)
 
 .PHONY: test-browser
-test-browser: $(VENV)/.dev-ready ## Run the tests of the dashboard's pages in a real browser
+test-browser: $(VENV)/.dev-ready ## Run the tests of the dashboard and of the documentation's site in a real browser
 	@tests/browser/run.sh $(BIN)/pytest tests/browser $(TESTS)
 
 .PHONY: quick

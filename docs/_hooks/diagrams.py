@@ -36,7 +36,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 def svg(drawing: str, title: str) -> str:
-    """Return a drawing as one line of SVG.
+    """Return a drawing as one line of SVG, in a box that scrolls where the screen is narrower, by the keyboard too.
 
     Args:
         drawing: lines of text and box characters.
@@ -57,8 +57,9 @@ def svg(drawing: str, title: str) -> str:
             )
     width, height = max(map(len, rows)) * WIDTH, len(rows) * HEIGHT
     return (
+        '<div class="drawing" tabindex="0">'
         f'<svg class="diagram" role="img" aria-label="{escape(title)}" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}">{"".join(parts)}</svg>'
+        f'width="{width:g}">{"".join(parts)}</svg></div>'
     )
 
 

@@ -79,7 +79,7 @@ def open_tab(browser: "Browser", serve: Callable[..., str]) -> Iterator[Callable
             opened.callback(context.close)
             context.set_default_timeout(SECONDS * 1000)
             tab = Tab(context.new_page(), root or serve(), [])
-            _note_troubles(tab)
+            note_troubles(tab)
             return tab
 
         yield make
@@ -109,7 +109,7 @@ def fill_in(page: "Page", token: str = TOKEN, name: str = "anna") -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
-def _note_troubles(tab: Tab) -> None:
+def note_troubles(tab: Tab) -> None:
     """Note errors, violations of the security policy (errors of the console, too), and requests that fail or leave."""
     page, troubles = tab.page, tab.troubles
     page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
