@@ -79,9 +79,12 @@ $(BIN)/python:
 	  || { echo "$(PYTHON) has no venv module; install it (Debian and Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv --clear $(VENV)
+
+# The environment may be one that a reader of the README has made.
+$(BIN)/uv: | $(BIN)/python
 	@$(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt uv
 
-$(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/uv
 	@echo "installing what the demo needs"
 	@$(INSTALL) --python $(BIN)/python -c constraints.txt -e '.[aws,cli,dashboard,embedded,spark]'
 	@touch $@

@@ -1,5 +1,6 @@
--- A role for each process of txbox. Run it in the schema of txbox's tables, as their owner, and give each
--- role USAGE on that schema and a login. Keep what you need.
+-- A role for each process of txbox. Run it in the schema of txbox's tables, as someone who may create roles
+-- and grant rights on the tables (CREATEROLE; their owner, or an administrator). Give each role USAGE on that
+-- schema and a login. Keep what you need. Roles belong to the server: for a second database, run the grants.
 
 -- A worker, besides what its handlers need.
 CREATE ROLE txbox_worker;
@@ -48,8 +49,9 @@ GRANT SELECT, UPDATE, DELETE ON processed_message, message_failure,
 GRANT SELECT, INSERT, UPDATE ON maintenance, inbox_horizon TO txbox_maintainer;
 GRANT SELECT ON inbox_generation, archive TO txbox_maintainer;
 
--- What only reads: the exporter, `txbox status`, `txbox audit`. And an operator, with commands or with the
--- dashboard, who reads, too.
+-- What only reads: the exporter, `txbox status`, `txbox audit` without --record. To see other users'
+-- transactions, it needs pg_read_all_stats as well. And an operator, with commands or with the dashboard,
+-- who reads, too.
 CREATE ROLE txbox_reader;
 GRANT SELECT ON processed_message, processed_earlier, message_failure,
     handler_conflict, dead_letter, dead_letter_operation, dead_letter_selection,

@@ -131,7 +131,7 @@ outages: after {outage.first_seconds} s, growing to {outage.longest_seconds} s
 outages: a peer that is gone | {kernel:/1000} s |
 outages: | {txbox.postgres.engines.CONNECT_SECONDS} s; command line: {txbox.postgres.urls.PROGRAM_CONNECT_SECONDS} s |
 outages: not working on | {silent} s | `txbox_watchdog_seconds` (0: off)
-outages: cannot say | {txbox.postgres.watchdog.UNKNOWN_SECONDS:/60} min |
+outages: cannot be seen | {txbox.postgres.watchdog.UNKNOWN_SECONDS:/60} min |
 outages: After {txbox.postgres.watchdog.WATCHDOG_SECONDS} s of silence
 outbox: {txbox.messages.destinations.MAX_SQS_BYTES:/1048576} MiB with headers; {headers} headers
 outbox: {txbox.messages.destinations.MAX_SNS_BYTES:/1024} KiB with headers; {headers} headers

@@ -181,3 +181,11 @@ def test_the_tests_that_are_named_are_there(tmp_path: Path) -> None:
     named = printed.stdout.split()
     assert len(named) > 40
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
+
+
+def test_an_environment_that_a_reader_has_made_gets_what_it_lacks(make: Make, tmp_path: Path) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").touch()
+    planned = make("-n", "demo").stdout
+    assert "venv --clear" not in planned
+    assert planned.index("install -c constraints.txt uv") < planned.index("-e '.[aws,cli")
