@@ -88,7 +88,7 @@ class ScriptStatement:
 
 
 def read_script(script: str) -> tuple[ScriptStatement, ...]:
-    """Split a script at its semicolons.
+    """Split a script at its semicolons; those in parentheses, as of a rule, and in BEGIN ATOMIC … END part nothing.
 
     Raises:
         InvalidConfiguration: it has no statement, a quote or a comment that does not end, or parameters.
@@ -97,25 +97,33 @@ def read_script(script: str) -> tuple[ScriptStatement, ...]:
     words: list[tuple[str, int]] = []
     before = ""
     temporary = reads = False
+    parentheses = blocks = 0
 
     def end(at: int) -> None:
-        nonlocal words, temporary, reads
+        nonlocal words, temporary, reads, parentheses, blocks
         if words:
             verb, begin = words[0]
             line = script.count("\n", 0, begin) + 1
             statements.append(ScriptStatement(script[begin:at], begin, line, verb.upper(), reads, temporary))
-        words, temporary, reads = [], False, False
+        words, temporary, reads, parentheses, blocks = [], False, False, 0, 0
 
     for token in _TOKEN.finditer(script):
         kind, text = token.lastgroup, token[0]
         if kind == "end":
-            end(token.start())
+            if parentheses <= 0 and not blocks:
+                end(token.start())
         elif kind in ("word", "name", "symbol"):
             if kind == "symbol" and text in _OPENING:
                 raise InvalidConfiguration(f"line {script.count(chr(10), 0, token.start()) + 1}: {text} is not closed")
             if kind != "name" and text[:1] == "$":
                 raise InvalidConfiguration(f"the statements have a parameter {text}; values come from {FRESH_EVENT}")
             words.append((text, token.start()))
+            parentheses += {"(": 1, ")": -1}.get(text, 0)
+            upper = text.upper()
+            if blocks:
+                blocks += {"CASE": 1, "END": -1}.get(upper, 0)
+            elif upper == "ATOMIC" and before.upper() == "BEGIN" and words[0][0].upper() == "CREATE":
+                blocks = 1
             if _is_event(kind, text):
                 if before == ".":
                     temporary = temporary or (len(words) > 2 and words[-3][0].lower() == "pg_temp")

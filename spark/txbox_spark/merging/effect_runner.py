@@ -4,13 +4,14 @@ Before any event is merged, Postgres can explain the statements, or say why they
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox import SqlEffect, StatementLeftOpen, TransactionEnded, TxboxError
+from txbox import InvalidConfiguration, SqlEffect, StatementLeftOpen, TransactionEnded, TxboxError
 from txbox.effects.sql_script import ScriptStatement, read_script
 from txbox.postgres.guards.commit_guard import add_guard, is_refused_commit, remove_guard
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon
@@ -133,7 +134,7 @@ def explain_statements(
     connection.exec_driver_sql(create_fresh(columns))
     for one in statements:
         if not one.may_return_rows:
-            _parse(connection, one)
+            _parse(connection, one.text, one.line)
     # The planner runs functions that are declared stable. Keep them from writing anything, too.
     connection.exec_driver_sql("SET TRANSACTION READ ONLY")
     plans: list[StatementPlan] = []
@@ -146,7 +147,7 @@ def explain_statements(
         except DBAPIError as error:
             if is_transient(error) or not isinstance(error.orig, psycopg.Error):
                 raise
-            raise _refused(one, error.orig, len(_EXPLAIN)) from error
+            raise _refused(one.text, one.line, error.orig, len(_EXPLAIN)) from error
         plans.append(StatementPlan(one.text, tuple(lines)))
     return tuple(plans)
 
@@ -158,43 +159,45 @@ def check_syntax(connection: Connection, apply: Apply) -> None:
 
     Raises:
         ApplyFailed: Postgres cannot parse a statement, or it begins or ends a transaction.
-        InvalidConfiguration: the script cannot be cut into statements.
         sqlalchemy.exc.DBAPIError: the connection is gone.
     """
     script = apply.script if isinstance(apply, SqlEffect) else apply
-    if isinstance(script, str):
+    if not isinstance(script, str):
+        return
+    _parse(connection, script)
+    with suppress(InvalidConfiguration):  # it may have parameters, as of PREPARE
         for one in read_script(script):
             if one.controls_transaction:
                 raise ApplyFailed(f"{NOT_ITS_OWN} (line {one.line} of the statements)")
-            _parse(connection, one)
 
 
-def _parse(connection: Connection, one: ScriptStatement) -> None:
-    """Raise if a statement is not valid SQL: Postgres parses it as a function's body.
+def _parse(connection: Connection, script: str, line: int = 1) -> None:
+    """Raise if statements are not valid SQL: Postgres parses them as a function's body.
 
-    Other errors in the body are ignored, because the statement may need what earlier ones create.
+    It looks no further at a body whose parameters may have any type. So what is named need not exist yet, nor have the
+    columns that it will have.
     """
     tag = "txbox"
-    while f"${tag}" in one.text:
+    while f"${tag}" in script:
         tag += "x"
-    head = f"CREATE FUNCTION pg_temp.txbox_parsed() RETURNS void LANGUAGE sql AS ${tag}$"
+    head = f"CREATE FUNCTION pg_temp.txbox_parsed(anyelement) RETURNS void LANGUAGE sql AS ${tag}$"
     savepoint = connection.begin_nested()
     try:
         connection.exec_driver_sql("SET LOCAL check_function_bodies = on")
-        connection.exec_driver_sql(f"{head}{one.text}${tag}$".replace("%", "%%"))
+        connection.exec_driver_sql(f"{head}{script}${tag}$".replace("%", "%%"))
     except DBAPIError as error:
         if is_transient(error) or not isinstance(error.orig, psycopg.Error):
             raise
         if sqlstate(error) == SYNTAX_ERROR:
-            raise _refused(one, error.orig, len(head)) from error
+            raise _refused(script, line, error.orig, len(head)) from error
     savepoint.rollback()
 
 
-def _refused(one: ScriptStatement, error: psycopg.Error, before: int) -> ApplyFailed:
-    """Return the error for a statement that Postgres refuses; we put ``before`` characters before it."""
+def _refused(script: str, line: int, error: psycopg.Error, before: int) -> ApplyFailed:
+    """Return the error for statements that Postgres refuses; we put ``before`` characters before them."""
     position = error.diag.statement_position
-    lines = 0 if position is None else one.text.count("\n", 0, max(0, int(position) - before - 1))
-    where = f" (line {one.line + lines} of the statements)"
+    lines = 0 if position is None else script.count("\n", 0, max(0, int(position) - before - 1))
+    where = f" (line {line + lines} of the statements)"
     return ApplyFailed(f"the events cannot be applied: {describe_postgres_error(error, where)}")
 
 

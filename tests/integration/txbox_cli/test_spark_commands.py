@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 import txbox_spark
 from support.program import Ended
@@ -103,3 +103,34 @@ def test_a_mistyped_subscriber_would_have_every_event_applied_again(
     txbox(*mistyped).failed_in_one_line(2, "there are ids of billing; if it is new, give --new-subscriber")
     with pytest.raises(pytest.fail.Exception, match="Spark would have been started"):
         txbox(*mistyped, "--new-subscriber")
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "CREATE FUNCTION pg_temp.f() RETURNS int BEGIN ATOMIC SELECT CASE WHEN true THEN 1 END; SELECT 1; END",
+        "CREATE RULE r AS ON DELETE TO purchase DO ALSO (SELECT 1; SELECT 2)",
+        "PREPARE p (int) AS SELECT $1",
+        "ALTER TABLE purchase ADD COLUMN note text; INSERT INTO purchase VALUES (1, 'note')",
+        "/* a /* nested /* comment */ */ */ SELECT 1",
+        'WITH "begin" AS (SELECT 1) SELECT 1 AS "commit"',
+        "DO $$ BEGIN PERFORM 1; END $$",
+    ],
+)
+def test_statements_that_postgres_takes_are_not_refused(
+    txbox: Txbox, events: str, engine: Engine, tmp_path: Path, statements: str
+) -> None:
+    script = tmp_path / "apply.sql"
+    script.write_text(f"{statements};\nSELECT FROM fresh_event", "utf-8")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE purchase (cents int)")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TEMPORARY TABLE fresh_event () ON COMMIT DROP")
+        connection.exec_driver_sql(script.read_text("utf-8"))
+    in_the_servers_log: list[object] = []
+    note = in_the_servers_log.append
+    event.listen(Engine, "handle_error", note)
+    with pytest.raises(pytest.fail.Exception, match="Spark would have been started"):
+        txbox("bulk-load", *ROLES, events, "--apply", str(script))
+    event.remove(Engine, "handle_error", note)
+    assert in_the_servers_log == []
