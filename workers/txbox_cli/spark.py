@@ -192,7 +192,7 @@ def check_before_spark(
 
     The database must have the inbox, or with ``ledger`` the tables of bulk loads. Paths on this machine must exist. The
     statements of an ``effect`` must be valid SQL, and the table of an ``Upsert`` must fit it. A subscriber that must be
-    known needs an id in the inbox, unless the inbox is empty: a mistyped name would apply every event again.
+    known needs an id or a horizon, unless the inbox is empty: a mistyped name would apply every event again.
     """
     from txbox.effects import Upsert
     from txbox_spark import SourceError

@@ -100,6 +100,7 @@ class LedgerStatements(SqlFile, file="ledger.sql"):
     totals: str
     remarks: str
     any_processed: str
+    any_horizon: str
     some_subscribers: str
 
 
@@ -275,8 +276,9 @@ def heartbeat(ledger: LoadLedger, run_id: str) -> Iterator[None]:
 @retry_outages
 def warn_of_new_subscriber(engine: Engine, schema: str | None, prefix: str, subscriber_id: str) -> None:
     """Log a warning if the inbox has no id of a subscriber, but ids of others: every event will be new to it."""
+    sql = LedgerStatements.load(schema, prefix)
     with short_transaction(engine) as connection:
-        others = subscribers_instead_of(connection, schema, prefix, subscriber_id)
+        others = _subscribers_instead_of(connection, sql, subscriber_id)
     if others:
         _log.warning("%s has no id in the inbox; there are ids of %s", subscriber_id, ", ".join(others))
 
@@ -284,8 +286,17 @@ def warn_of_new_subscriber(engine: Engine, schema: str | None, prefix: str, subs
 def subscribers_instead_of(
     connection: Connection, schema: str | None, prefix: str, subscriber_id: str
 ) -> Sequence[str]:
-    """Return up to five subscribers with ids in the inbox if this one has none; otherwise none."""
+    """Return up to five subscribers with ids in the inbox if it does not know this one; otherwise none.
+
+    It knows one that has a horizon, though all its ids may be forgotten.
+    """
     sql = LedgerStatements.load(schema, prefix)
+    others = _subscribers_instead_of(connection, sql, subscriber_id)
+    known = others and connection.exec_driver_sql(sql.any_horizon, {"subscriber_id": subscriber_id}).first() is not None
+    return [] if known else others
+
+
+def _subscribers_instead_of(connection: Connection, sql: LedgerStatements, subscriber_id: str) -> Sequence[str]:
     if connection.exec_driver_sql(sql.any_processed, {"subscriber_id": subscriber_id}).first() is not None:
         return []
     return connection.exec_driver_sql(sql.some_subscribers).scalars().all()

@@ -125,6 +125,12 @@ WHERE run_id = %(run_id)s AND rejected_sample IS NOT NULL ORDER BY chunk
 -- returns: a row, if there is one
 SELECT FROM {{processed_message}} WHERE subscriber_id = %(subscriber_id)s LIMIT 1
 
+-- name: any_horizon
+-- Return whether the inbox forgets ids of a subscriber.
+-- parameters: subscriber_id text
+-- returns: a row, if it does
+SELECT FROM {{inbox_horizon}} WHERE subscriber_id = %(subscriber_id)s
+
 -- name: some_subscribers
 -- Return up to five subscribers with ids in the inbox, with one step in the primary key for each.
 -- parameters: none

@@ -105,6 +105,18 @@ def test_a_mistyped_subscriber_would_have_every_event_applied_again(
         txbox(*mistyped, "--new-subscriber")
 
 
+def test_a_subscriber_whose_ids_are_all_forgotten_is_known(
+    txbox: Txbox, events: str, engine: Engine, tmp_path: Path
+) -> None:
+    script = tmp_path / "apply.sql"
+    script.write_text("SELECT FROM fresh_event", "utf-8")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO processed_message (subscriber_id, message_id) VALUES ('mailing', 'a')")
+        connection.exec_driver_sql("INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', now())")
+    with pytest.raises(pytest.fail.Exception, match="Spark would have been started"):
+        txbox("bulk-load", *ROLES, events, "--apply", str(script))
+
+
 @pytest.mark.parametrize(
     "statements",
     [
