@@ -92,7 +92,8 @@ def own_code_of(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         hint = ""
-        if isinstance(error, KeyError) and str(error.args[0]).isupper() and error.args[0] not in os.environ:
+        missing = error.args[0] if isinstance(error, KeyError) and error.args else None
+        if isinstance(missing, str) and missing.isupper() and missing not in os.environ:
             hint = " (if it is an environment variable, set it, such as by source dev.env)"
         raise CommandFailed(f"{what} failed: {type(error).__name__}: {error}{hint}; --debug shows where") from error
 

@@ -210,6 +210,10 @@ def test_a_table_that_was_changed_is_found(empty: Txbox, fresh_database: str) ->
     engine.dispose()
     ended_elsewhere = empty("db", "check")
     assert ended_elsewhere.out.endswith("the tables differ; repair them, or upgrade them in your own migrations\n")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE processed_message RENAME TO mislaid")
+    engine.dispose()
+    assert "\nthe tables differ; repair them, or " in empty("db", "check").out, "one is missing, the others are there"
     found = json.loads(empty("db", "check", "--json").out)
     assert found["ok"] is False
     assert found["differences"]

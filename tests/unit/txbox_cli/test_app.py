@@ -75,6 +75,8 @@ MODULES = {
     "syntax": ("worker = = 3", "module syntax failed: SyntaxError: invalid syntax"),
     "leaves": ("raise SystemExit(3)", "module leaves failed: SystemExit: 3"),
     "reads": ("import os\nos.environ['NO_SUCH_VARIABLE']", "KeyError: 'NO_SUCH_VARIABLE' (if it is an env"),
+    "upper": ("{}['EUR', 'USD']", "module upper failed: KeyError: ('EUR', 'USD'); --debug"),
+    "bare": ("raise KeyError", "module bare failed: KeyError: ; --debug"),
     "raises": ("def worker():\n    raise ValueError('no\\nqueue')", "raises:worker() failed: ValueError: no queue"),
     "wants": ("def worker():\n    return len()", "wants:worker() failed: TypeError: len() takes exactly one argument"),
     "refuses": ("import txbox\ndef worker():\n    return txbox.Inbox('')", "Inbox.subscriber_id must be"),

@@ -8,6 +8,7 @@ import typer
 from sqlalchemy import inspect
 
 from txbox.maintenance.rotation import Generations, InboxConversion
+from txbox.schema import tables
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Commands, DatabaseOptions, JsonOption
 from txbox_cli.output import print_json, printable
@@ -61,7 +62,9 @@ def check(
     with db.engine() as engine, engine.connect() as connection:
         differences = find_drift(connection, schema=db.schema, prefix=db.prefix)
         ours = not is_of_host(connection, schema=db.schema, prefix=db.prefix)
-        there_are_none = not inspect(connection).has_table(f"{db.prefix}processed_message", schema=db.schema)
+        live = inspect(connection)
+        names = (table.name for table in tables(db.schema, db.prefix).metadata.tables.values())
+        there_are_none = bool(differences) and not any(live.has_table(name, schema=db.schema) for name in names)
     harmful = [difference for difference in differences if difference.severity is Severity.DRIFT]
     if as_json:
         print_json({"ok": not harmful, "differences": [asdict(difference) for difference in differences]})
