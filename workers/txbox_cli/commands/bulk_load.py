@@ -1,6 +1,7 @@
 """``txbox bulk-load``: apply events from files or tables through the inbox that live workers use."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,6 @@ import txbox_spark
 from txbox import InvalidConfiguration, Outbox, SqlEffect
 from txbox.effects import Upsert
 from txbox.effects.fields import read_fields
-from txbox.postgres.sqlstates import sqlstate
 from txbox_cli import spark
 from txbox_cli.commands.loads import run_to_resume
 from txbox_cli.errors import CommandFailed, Interrupted, UsageError
@@ -30,8 +30,11 @@ REJECTED_STATUS = 3
 MEANT_AS_NULL = ("NA", "N/A", "n/a", "NULL", "null", "None", "NaN", "nan", "-", "\\N", "?")
 """Texts that stand for a missing value in CSV files."""
 
-_OF_OTHER_TYPES = ("42883", "42804")
-"""The SQLSTATEs undefined_function, as of a sum of texts, and datatype_mismatch."""
+_ABOUT_TEXTS = re.compile(
+    r"\(.*\btext\b.*\) does not exist|operator does not exist: .*\btext\b|but expression is of type text"
+    r"|types .*\btext\b.* cannot be matched"
+)
+"""What Postgres says of a sum of texts, or of texts for a column of numbers. Executors send no SQLSTATE."""
 
 Effect = str | SqlEffect | Upsert | Callable[..., object]
 
@@ -275,8 +278,8 @@ def bulk_load(
         if run.run_id is None:
             raise
         raise Interrupted(f"interrupted; finish it with --resume {run.run_id}, or run it again") from None
-    except txbox_spark.ApplyFailed as error:
-        if of_csv and fields is None and (sqlstate(error) or "") in _OF_OTHER_TYPES:
+    except (txbox_spark.ApplyFailed, txbox_spark.BulkLoadFailed) as error:
+        if of_csv and fields is None and _ABOUT_TEXTS.search(str(error)):
             raise CommandFailed(f"{error}; the columns of CSV are texts unless --fields gives their types") from error
         raise
     if as_json:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 
-import psycopg
 import pytest
 from rich.console import Console
 
@@ -45,15 +44,27 @@ def test_rejected_rows_are_shown_by_their_causes(txbox: Txbox, spark: Spark, scr
     assert txbox("bulk-load", *WHAT, *URL, "--apply", script, "--json").status == 3
 
 
-def test_texts_of_csv_that_the_effect_takes_for_numbers(txbox: Txbox, spark: Spark, script: str) -> None:
-    try:
-        raise txbox_spark.ApplyFailed("function sum(text) does not exist") from psycopg.errors.UndefinedFunction()
-    except txbox_spark.ApplyFailed as error:
-        spark.raises = error
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    "why",
+    [
+        "function sum(text) does not exist (line 1 of the statements)",
+        "operator does not exist: bigint + text",
+        'column "cents" is of type bigint but expression is of type text',
+        "COALESCE types text and integer cannot be matched",
+    ],
+)
+def test_texts_of_csv_that_the_effect_takes_for_numbers(
+    txbox: Txbox, spark: Spark, script: str, why: str, begun: bool
+) -> None:
+    failed = txbox_spark.ApplyFailed(why)
+    spark.raises = txbox_spark.BulkLoadFailed("0123456789ab", str(failed), done=0, chunks=1) if begun else failed
     csv = ("bulk-load", *WHAT, *URL, "--apply", script, "--format", "csv")
-    txbox(*csv).failed_in_one_line(1, "does not exist; the columns of CSV are texts unless --fields gives their types")
+    txbox(*csv).failed_in_one_line(1, why, "; the columns of CSV are texts unless --fields gives their types")
     assert "--fields" not in txbox(*csv, "--fields", "event_id string").err
     assert "--fields" not in txbox("bulk-load", *WHAT, *URL, "--apply", script).err, "JSON has numbers"
+    spark.raises = txbox_spark.ApplyFailed('column "text" does not exist')
+    assert "--fields" not in txbox(*csv).err
 
 
 def test_a_dry_run_is_the_plan_of_the_same_load(txbox: Txbox, spark: Spark, script: str) -> None:
