@@ -393,6 +393,19 @@ def test_statements_that_do_not_fit_the_tables_are_told_at_the_start(
     assert len(source._ready) == 1, "nothing was taken"
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "CREATE FUNCTION pg_temp.f() RETURNS text BEGIN ATOMIC SELECT 1; SELECT CASE WHEN true THEN '' END; END",
+        "CREATE RULE noted AS ON DELETE TO effect DO ALSO (SELECT 1; SELECT 2)",
+    ],
+)
+def test_semicolons_within_a_statement_do_not_part_it(engine: Engine, business: Business, made: str) -> None:
+    insert = "INSERT INTO effect (message_id, body) SELECT message_id, note FROM fresh_event"
+    work_off(MemorySource([paid("a")]), engine, effect=SqlEffect.of(f"{made};\n{insert}", fields=FIELDS))
+    assert business.applied() == once("a")
+
+
 def test_a_script_that_makes_its_own_table_starts(engine: Engine, business: Business) -> None:
     script = "CREATE TEMPORARY TABLE mine ON COMMIT DROP AS SELECT message_id, note FROM fresh_event; {}"
     insert = "INSERT INTO effect (message_id, body) SELECT message_id, note FROM mine"
