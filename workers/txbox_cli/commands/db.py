@@ -74,7 +74,8 @@ def check(
         upgraded = " ".join(["txbox db upgrade", db.options]).rstrip()
         remedy = f"run `{upgraded}`" if ours else "upgrade them in your own migrations"
         if there_are_none:
-            typer.echo(f"there are no tables; {remedy}, or your own migrations if they make txbox's tables")
+            own = "your own migrations if they make txbox's tables"
+            typer.echo(f"there are no tables that this role can see; {remedy}, or {own}")
         else:
             typer.echo(f"the tables differ; repair them, or {remedy}" if harmful else "the tables are right")
     return 1 if harmful else 0
