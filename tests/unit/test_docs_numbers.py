@@ -81,7 +81,8 @@ django: Django {django} or newer
 entities: its last {txbox.entities.RecentMessageIds.recent_message_ids_kept} ids
 entities: up to {txbox.entities.event_ids.MAX_DIGITS} digits
 envelopes: An id has 1 to {txbox.messages.message.MAX_MESSAGE_ID_BYTES} bytes
-faq: SQLAlchemy {sqlalchemy} and
+install: Python {python} to {newest_python}, SQLAlchemy {sqlalchemy},
+install: PostgreSQL {txbox.postgres.engines.OLDEST_SERVER} to {newest_postgres};
 getting-started: the default is {attempts}
 getting-started: Python {python} or newer
 guarantees: PostgreSQL {txbox.postgres.engines.OLDEST_SERVER} to {newest_postgres}.
@@ -101,7 +102,6 @@ http: transactions, {txbox_http.middleware.RUNS:w} times
 http: `Retry-After: {txbox_http.problems.RETRY_SECONDS}`
 http: until the lease ends ({txbox.leases.lease.LEASE_SECONDS} s)
 index: Python {python} and PostgreSQL {txbox.postgres.engines.OLDEST_SERVER}, or newer
-index: (tested to {newest_python} and {newest_postgres})
 keeping-and-forgetting: or else {txbox.maintenance.horizons.LONGEST_OF_SQS.days} days
 keeping-and-forgetting: (`--generations {txbox.maintenance.maintainer.GENERATIONS}`)
 keeping-and-forgetting: at most {txbox.maintenance.rotation.generations.MOST_GENERATIONS}.
