@@ -69,7 +69,8 @@ def test_a_task_that_is_run_again_is_a_redelivery_and_the_password_is_in_no_plan
     books.run("CREATE TABLE total (number int)")
     (file := tmp_path / "events.csv").write_text("id,amount\na,1\nb,2\n")
     (effect := tmp_path / "apply.sql").write_text("INSERT INTO total SELECT amount::int FROM fresh_event")
-    command = ["bulk-load", str(file), "--subscriber", "total", "--message-id", "id", "--apply", str(effect)]
+    command = ["bulk-load", str(file), "--subscriber", "total", "--new-subscriber"]
+    command += ["--message-id", "id", "--apply", str(effect)]
     paths = [str(Path(__file__).parents[3]), *sys.path]
     program = f"import sys; sys.path[:] = {paths!r}\n{PROGRAM}"
     ended = subprocess.run(
