@@ -33,7 +33,7 @@ from txbox.maintenance import Maintainer, Retention
 
 url, moment = sys.argv[1:]
 engine = create_engine(url)
-deleted = []
+deleted, committed = [], []  # a delete that takes too long is rolled back, and another begins
 
 @event.listens_for(engine, "before_cursor_execute")
 def before(connection, cursor, statement, *_):
@@ -47,10 +47,11 @@ def commit(connection):
     if deleted:
         if moment == "before its commit":
             os.kill(os.getpid(), signal.SIGKILL)
+        committed.append(True)
 
 @event.listens_for(engine, "begin")
 def begin(connection):
-    if deleted and moment == "after its commit":
+    if committed and moment == "after its commit":
         os.kill(os.getpid(), signal.SIGKILL)
 
 Maintainer(
@@ -72,7 +73,8 @@ def test_one_that_is_killed_has_moved_the_horizon_first_and_another_finishes(
     killed = subprocess.run([sys.executable, "-c", KILLED, schema_url, moment], timeout=60, check=False)
     assert killed.returncode == -9
     removed = 3_000 - left(engine)["old-"]
-    assert removed == (500 if moment == "after its commit" else 0)
+    # One transaction's rows, which are fewer after a delete that took too long.
+    assert 0 < removed <= 500 if moment == "after its commit" else removed == 0
     assert found(engine, "SELECT sum(removed) FROM maintenance WHERE task = 'inbox'") == (removed or None)
     assert found(engine, "SELECT now() - horizon BETWEEN '30 days' AND '30 days 1 minute' FROM inbox_horizon")
     waiting = make_maintainer(BILLING)
