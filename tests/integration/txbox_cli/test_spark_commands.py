@@ -8,6 +8,7 @@ from sqlalchemy import Engine, event
 
 import txbox_spark
 from support.program import Ended
+from txbox.maintenance.rotation import Generations, InboxConversion
 
 Txbox = Callable[..., Ended]
 
@@ -146,3 +147,19 @@ def test_statements_that_postgres_takes_are_not_refused(
         txbox("bulk-load", *ROLES, events, "--apply", str(script))
     event.remove(Engine, "handle_error", note)
     assert in_the_servers_log == []
+
+
+def test_a_subscriber_whose_ids_are_all_in_an_older_generation_is_known(
+    txbox: Txbox, events: str, engine: Engine, tmp_path: Path
+) -> None:
+    script = tmp_path / "apply.sql"
+    script.write_text("SELECT FROM fresh_event", "utf-8")
+    insert = "INSERT INTO processed_message (subscriber_id, message_id) VALUES ('{}', 'a')"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(insert.format("billing"))
+    assert InboxConversion(engine).forward()
+    assert Generations(engine).rotate()
+    with engine.begin() as connection:
+        connection.exec_driver_sql(insert.format("shipping"))
+    with pytest.raises(pytest.fail.Exception, match="Spark would have been started"):
+        txbox("bulk-load", *ROLES, events, "--apply", str(script))
