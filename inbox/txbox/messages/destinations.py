@@ -5,6 +5,8 @@ A destination is text:
 - an SQS queue's URL, ``https://sqs.eu-central-1.amazonaws.com/123456789012/purchases``; FIFO if it ends in ``.fifo``;
 - an SNS topic's ARN, ``arn:aws:sns:eu-central-1:123456789012:purchases``; FIFO likewise;
 - an EventBridge bus's ARN, ``arn:aws:events:eu-central-1:123456789012:event-bus/default``;
+- ``inbox:SUBSCRIBER`` for the workers of a subscriber in the same database, without a relay or a broker;
+- ``topic:NAME`` for every subscriber that has subscribed to the topic, each as ``inbox:SUBSCRIBER``;
 - ``scheme:rest`` for a publisher of your own, which the relay has under ``scheme``: ``kafka:purchases``.
 
 A message that a destination cannot take is refused when it is published, while the caller can still do something about
@@ -15,13 +17,20 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from txbox.errors import MessageTooLarge, NotSendable
+from txbox.errors import InvalidConfiguration, MessageTooLarge, NotSendable
 from txbox.messages.attributes import OWN_ATTRIBUTES, RESERVED_PREFIX, attributes, encoded, is_wire_text, wire_bytes
 from txbox.messages.eventbridge import entry_bytes, event_entry, is_event_detail
+from txbox.messages.message import valid_subscriber_id
 
 SQS = "sqs"
 SNS = "sns"
 EVENTBRIDGE = "eventbridge"
+
+INBOX = "inbox:"
+"""What the name of a subscriber's destination starts with."""
+
+TOPIC = "topic:"
+"""What the name of a topic starts with."""
 
 MAX_SQS_BYTES = 1_048_576
 """For a message with its attributes, and for a call: 1 MiB.
@@ -108,8 +117,17 @@ def require_sendable(
                 _require_attributes(destination, body, key, headers, message_id, MAX_SNS_BYTES)
             case "eventbridge":
                 _require_event(destination, body, key, headers, message_id)
+            case "inbox" | "topic":
+                _require_name(destination)
     except UnicodeEncodeError as error:
         raise NotSendable(destination, f"takes no header or key that is not valid Unicode: {error}") from error
+
+
+def _require_name(destination: str) -> None:
+    try:
+        valid_subscriber_id(destination.partition(":")[2], "a name behind inbox: or topic:")
+    except InvalidConfiguration as error:
+        raise NotSendable(destination, f"names nothing: {error}") from error
 
 
 def _require_headers(destination: str, headers: Mapping[str, str]) -> None:

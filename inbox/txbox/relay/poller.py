@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine
 
 from txbox.errors import TxboxError
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event
+from txbox.outbox.lanes import RELAYED_LANES
 from txbox.outbox.notifier import CHANNEL
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.driver_cursor import run
@@ -210,8 +211,11 @@ class PollResult:
 class MessageFinder:
     """Finds what is new each time, and everything the first time."""
 
-    def __init__(self, connection: Connection, statements: RelayStatements) -> None:
-        """Take a connection for this finder alone: results from another connection may be another server's."""
+    def __init__(self, connection: Connection, statements: RelayStatements, *, lanes: range = RELAYED_LANES) -> None:
+        """Take a connection for this finder alone: results from another connection may be another server's.
+
+        It finds what is in ``lanes``.
+        """
         # One round trip per poll. At a higher isolation level, a poll would be a transaction that others conflict with.
         connection.execution_options(isolation_level="AUTOCOMMIT")
         default = connection.exec_driver_sql(statements.default_isolation).scalar_one()
@@ -220,6 +224,7 @@ class MessageFinder:
             connection.execution_options(isolation_level="READ COMMITTED")
         self._connection = connection
         self._statements = statements
+        self._lanes = {"low": lanes[0], "high": lanes[-1]}
         self._last: Snapshot | None = None
         self._server: str | None = None
         self._due_at = math.inf
@@ -264,12 +269,13 @@ class MessageFinder:
     def _find(self, cursor: Any, now: float, *, also_due: bool, everything: bool) -> tuple[Any, ...]:
         sql, last = self._statements, self._last
         if everything or last is None or now >= self._everything_at:
-            cursor.execute(sql.find_all, {"also_due": also_due})
+            cursor.execute(sql.find_all, {"also_due": also_due, **self._lanes})
             whole = tuple(cursor.fetchone())
             took = time.monotonic() - now
             self._everything_at = now + max(EVERYTHING_SECONDS, took / EVERYTHING_SHARE)
             return whole
         parameters = {"xmax": last.xmax, "in_progress": list(last.in_progress), "also_due": also_due}
+        parameters |= self._lanes
         cursor.execute(sql.find_new, {**parameters, "limit": MAX_FRESH})
         *answer, seen = cursor.fetchone()
         if seen >= MAX_FRESH:

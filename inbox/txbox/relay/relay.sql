@@ -60,6 +60,11 @@ SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_
 -- The scan begins behind what was read before. So deleted rows there do not slow it down, even while an old snapshot
 -- keeps them from being removed.
 
+-- Relays and the workers of each inbox: destination have lanes of their own, and find nothing in those of others. Only
+-- what waits for a time is woken by whoever sees that it is due.
+-- fragment: ours
+lane BETWEEN %(low)s AND %(high)s
+
 -- Infinity, which publish refuses but a person can insert, cannot be subtracted from a moment before PostgreSQL 17.
 -- fragment: found
 SELECT pg_current_snapshot()::text AS snapshot,
@@ -70,7 +75,7 @@ SELECT pg_current_snapshot()::text AS snapshot,
    WHERE %(also_due)s AND due_at IS NOT NULL AND NOT held) AS due_in,
   ARRAY(
     SELECT DISTINCT lane FROM {{outbox_message}}
-    WHERE %(also_due)s AND held AND due_at <= now() AND due_at < 'infinity'
+    WHERE %(also_due)s AND held AND due_at <= now() AND due_at < 'infinity' AND {{ours}}
   ) AS held_due
 
 -- This server has not given out numbers above it yet. Rows restored from another server may have some: find_all finds
@@ -88,16 +93,16 @@ ARRAY(
 -- name: find_new
 -- Find what is new since the last poll.
 -- parameters: xmax bigint (of the last snapshot), in_progress bigint[] (of the last snapshot), limit bigint, also_due
---   boolean (whether to look for what is due)
+--   boolean (whether to look for what is due), low bigint, high bigint (the lanes to look in)
 -- returns: this snapshot, which run of which server answers, the lanes of what is new, the first position in each, in
 --   how many seconds the next delayed message is due, lanes with held keys that are due, how many messages were seen
 WITH fresh AS MATERIALIZED (
   (SELECT lane, position FROM {{outbox_message}}
-   WHERE due_at IS NULL AND transaction_id >= %(xmax)s AND transaction_id < {{ended}}
+   WHERE due_at IS NULL AND transaction_id >= %(xmax)s AND transaction_id < {{ended}} AND {{ours}}
    ORDER BY transaction_id LIMIT %(limit)s)
   UNION ALL
   (SELECT lane, position FROM {{outbox_message}}
-   WHERE due_at IS NULL AND transaction_id = ANY({{ended_since}}) ORDER BY transaction_id LIMIT %(limit)s)
+   WHERE due_at IS NULL AND transaction_id = ANY({{ended_since}}) AND {{ours}} ORDER BY transaction_id LIMIT %(limit)s)
 ), lanes AS (
   SELECT lane, min(position) AS position FROM fresh GROUP BY lane
 )
@@ -111,14 +116,15 @@ SELECT {{plan_settings}}
 
 -- name: find_burst
 -- Find what is new if it is more than the limit of find_new.
--- parameters: xmax bigint, in_progress bigint[], also_due boolean
+-- parameters: xmax bigint, in_progress bigint[], also_due boolean, low bigint, high bigint
 -- returns: as find_new, without the last
 WITH lanes AS MATERIALIZED (
   SELECT lane, min(position) AS position FROM (
     SELECT lane, position FROM {{outbox_message}}
-    WHERE due_at IS NULL AND transaction_id >= %(xmax)s AND transaction_id < {{ended}}
+    WHERE due_at IS NULL AND transaction_id >= %(xmax)s AND transaction_id < {{ended}} AND {{ours}}
     UNION ALL
-    SELECT lane, position FROM {{outbox_message}} WHERE due_at IS NULL AND transaction_id = ANY({{ended_since}})
+    SELECT lane, position FROM {{outbox_message}}
+    WHERE due_at IS NULL AND transaction_id = ANY({{ended_since}}) AND {{ours}}
   ) AS fresh
   GROUP BY lane
 )
@@ -127,13 +133,14 @@ WITH lanes AS MATERIALIZED (
 -- name: find_all
 -- Find everything. It jumps from lane to lane by the primary key, so it takes the same time with a thousand messages as
 -- with sixteen million. It also finds a lane whose messages all wait.
--- parameters: also_due boolean
+-- parameters: also_due boolean, low bigint, high bigint
 -- returns: as find_burst
 WITH RECURSIVE lanes AS (
-  (SELECT lane, position FROM {{outbox_message}} ORDER BY lane, position LIMIT 1)
+  (SELECT lane, position FROM {{outbox_message}} WHERE {{ours}} ORDER BY lane, position LIMIT 1)
   UNION ALL
   SELECT next.lane, next.position FROM lanes CROSS JOIN LATERAL (
-    SELECT m.lane, m.position FROM {{outbox_message}} AS m WHERE m.lane > lanes.lane ORDER BY m.lane, m.position LIMIT 1
+    SELECT m.lane, m.position FROM {{outbox_message}} AS m
+    WHERE m.lane > lanes.lane AND m.lane <= %(high)s ORDER BY m.lane, m.position LIMIT 1
   ) AS next
 )
 {{found}}
@@ -156,7 +163,8 @@ WITH turn AS MATERIALIZED (
 INSERT INTO {{outbox_message}} (
   lane, message_id, destination, key, headers, body, due_at, published_at, attempts, error
 )
-SELECT lane, message_id, destination, key, headers, body, NULL, published_at, attempts, error
+SELECT lane, message_id, destination, key, headers, body, NULL,
+  CASE WHEN lane < 0 AND attempts = 0 THEN greatest(published_at, due_at) ELSE published_at END, attempts, error
 FROM woken ORDER BY woken.due_at, woken.position
 
 -- name: repair_held_keys

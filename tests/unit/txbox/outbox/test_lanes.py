@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txbox.outbox.lanes import LANES_PER_DESTINATION, destination_of, lane_of
+from txbox.outbox.lanes import LANES_PER_DESTINATION, destination_of, lane_of, lanes_of
 
 
 def test_lanes_are_what_they_always_were() -> None:
@@ -32,3 +32,11 @@ def test_keys_and_keyless_messages_are_spread_over_all_lanes() -> None:
     keyless = {lane_of("own:x", None, f"m-{number}") for number in range(2_000)}
     assert keyed == keyless
     assert len(keyed) == LANES_PER_DESTINATION
+
+
+def test_the_lanes_of_an_inbox_are_negative_and_those_of_all_else_are_not() -> None:
+    for name in map(str, range(500)):
+        assert lane_of(f"inbox:{name}", "key", "m") < 0
+        assert lane_of(f"own:{name}", "key", "m") >= 0
+        assert lane_of(f"inbox:{name}", "key", "m") in lanes_of(f"inbox:{name}")
+        assert destination_of(lanes_of(f"inbox:{name}")[0]) == destination_of(lanes_of(f"inbox:{name}")[-1])
