@@ -13,6 +13,9 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON worker_report, reported_activity
     TO txbox_worker;
 GRANT SELECT ON paused TO txbox_worker;
 GRANT SELECT ON inbox_horizon TO txbox_worker;
+-- Where it takes its messages from the outbox, inbox:SUBSCRIBER:
+GRANT SELECT, INSERT, UPDATE ON inbox_lane TO txbox_worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_message TO txbox_worker;
 
 -- A web service that handles HTTP requests once, in the transaction.
 CREATE ROLE txbox_web;
@@ -31,6 +34,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON aggregate_watermark TO txbox_lease;
 -- A publisher (also a handler that publishes), and a relay.
 CREATE ROLE txbox_publisher;
 GRANT SELECT, INSERT ON outbox_message TO txbox_publisher;
+-- Where it publishes to topics:
+GRANT SELECT ON subscription TO txbox_publisher;
 CREATE ROLE txbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE
     ON outbox_message, outbox_relay, outbox_sent, reported_activity
@@ -58,7 +63,7 @@ GRANT SELECT ON processed_message, processed_earlier, message_failure,
     message_lease, aggregate_watermark, outbox_message, outbox_relay,
     outbox_sent, worker_report, reported_activity, paused, inbox_horizon,
     inbox_generation, maintenance, archive, bulk_load, bulk_load_chunk,
-    kept_response, operator_action
+    kept_response, operator_action, inbox_lane, subscription
     TO txbox_reader;
 CREATE ROLE txbox_operator;
 GRANT txbox_reader TO txbox_operator;
@@ -70,7 +75,7 @@ GRANT INSERT, UPDATE
     TO txbox_operator;
 -- To redrive a relay's letters, and to replay:
 GRANT INSERT ON outbox_message TO txbox_operator;
--- To pause and resume:
-GRANT INSERT, DELETE ON paused TO txbox_operator;
+-- To pause and resume, and to change who gets the messages of a topic:
+GRANT INSERT, DELETE ON paused, subscription TO txbox_operator;
 -- From the dashboard:
 GRANT INSERT ON operator_action TO txbox_operator;

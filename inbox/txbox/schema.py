@@ -96,6 +96,8 @@ class Tables:
     operator_action: Table
     archive: Table
     kept_response: Table
+    inbox_lane: Table
+    subscription: Table
     processed_earlier: Table
 
 
@@ -587,6 +589,29 @@ def _kept_response() -> list[SchemaItem]:
         Column("status", Integer, nullable=False),
         Column("headers", _jsonb(), nullable=False, comment="names and values, in order"),
         Column("body", LargeBinary, nullable=False),
+    ]
+
+
+@_table
+def _inbox_lane() -> list[SchemaItem]:
+    """How far the lanes of ``inbox:`` destinations were begun.
+
+    What is left there after a crash may have caused it.
+    """
+    return [
+        Column("lane", BigInteger, primary_key=True, autoincrement=False),
+        Column("begun_to", BigInteger, nullable=False, comment="the highest position that a worker may have begun"),
+    ]
+
+
+@_table
+def _subscription() -> list[SchemaItem]:
+    """Who gets the messages of a topic: each subscriber gets its own row of ``outbox_message``."""
+    return [
+        _id("topic"),
+        _id("subscriber_id"),
+        Column("first_lane", BigInteger, nullable=False, comment="of the subscriber's destination"),
+        _now("added_at"),
     ]
 
 

@@ -15,7 +15,7 @@ from alembic.util import CommandError
 
 from txbox.schema import TABLE_NAMES, tables
 from txbox_migrations import MigrationError, current_version, find_drift, include_object, upgrade_database
-from txbox_migrations.steps import LATEST
+from txbox_migrations.steps import BASELINE, LATEST
 
 ENV = """
 from alembic import context
@@ -112,8 +112,8 @@ def host(request: pytest.FixtureRequest, tmp_path: Path, engine: sa.Engine) -> H
 def test_revisions_bring_the_tables_step_by_step(host: Host, next_version: int) -> None:
     where = ", ".join(f"{name}={value!r}" for name, value in host.place.items())
     up, down = (f"txbox_migrations.{change}(op, to={{}}, {where})" for change in ("upgrade", "downgrade"))
-    host.write("h2", "h1", up.format(LATEST - 1), down.format(LATEST - 1))  # of before the baseline
-    with pytest.raises(MigrationError, match=f"^to={LATEST - 1}: .* write {LATEST}$"):
+    host.write("h2", "h1", up.format(BASELINE - 1), down.format(BASELINE - 1))  # of before the baseline
+    with pytest.raises(MigrationError, match=f"^to={BASELINE - 1}: .* write {BASELINE}$"):
         host.upgrade()
     assert issubclass(MigrationError, CommandError), "alembic ends with this line, and without a traceback"
     host.write("h2", "h1", up.format(LATEST), down.format(LATEST))

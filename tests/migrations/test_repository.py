@@ -57,7 +57,7 @@ def test_up_and_down_with_the_url_from_the_environment(
     if schema:
         up = program("-x", x[0], "upgrade", "head")
         assert (up.returncode, up.stdout) == (0, "")
-        assert f"Running upgrade  -> {LATEST}" in up.stderr
+        assert f"-> {LATEST}, Step {LATEST}" in up.stderr
     else:
         command.upgrade(config(), "head")
     with engine.connect() as connection:

@@ -181,7 +181,7 @@ def test_no_class_name_stands_for_two_classes() -> None:
     for folder in ("inbox", "workers", "spark", "migrations"):
         for file in (REPOSITORY / folder).rglob("*.py"):
             for node in ast.parse(file.read_text()).body:
-                if isinstance(node, ast.ClassDef):
+                if isinstance(node, ast.ClassDef) and node.name != "Migration":  # which Django looks for in each file
                     places.setdefault(node.name, []).append(str(file.relative_to(REPOSITORY)))
     assert len(places) > 500
     assert {name: files for name, files in places.items() if len(files) > 1} == {}

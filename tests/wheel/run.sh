@@ -66,8 +66,10 @@ for needed in (
     "txbox_dashboard/templates/layout.html",
     "txbox_migrations/history/env.py",
     "txbox_migrations/steps/step_010_baseline.py",
+    "txbox_migrations/steps/step_011_inbox_destinations.py",
     "txbox_django/management/commands/txbox_worker.py",
     "txbox_django/migrations/0001_baseline.py",
+    "txbox_django/migrations/0002_inbox_destinations.py",
 ):
     assert needed in names, f"{needed} is missing"
 assert executable, "txbox_spark/runtime/java_home/bin/java may not be executed"

@@ -17,7 +17,7 @@ def upgrade() -> None:
         sa.Column("purchases", sa.Integer, nullable=False),
         sa.Column("cents", sa.BigInteger, nullable=False),
     )
-    txbox_migrations.upgrade(op, to=10)
+    txbox_migrations.upgrade(op, to=11)
 
 
 def downgrade() -> None:
