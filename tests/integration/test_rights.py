@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.responses import Response
 from starlette.testclient import TestClient
@@ -26,7 +27,7 @@ from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event
 from txbox.leases import PostgresLedger
 from txbox.maintenance import Maintainer, Retention
 from txbox.maintenance.rotation import Generations, InboxConversion
-from txbox.outbox import Outbox
+from txbox.outbox import Outbox, Outgoing, Subscriptions
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.status.exporter.figures import FiguresReader
@@ -105,6 +106,26 @@ def test_for_publishing_and_a_relay(engine: Engine, roles: Callable[..., list[En
         assert read_outbox_status(engine).relays
     assert read_outbox_status(engine).messages == 0
     assert read_outbox_status(engine).relays == ()
+
+
+def test_for_publishing_to_topics_and_saying_who_gets_them(engine: Engine, roles: Callable[..., list[Engine]]) -> None:
+    publisher, _, operator = *roles("txbox_publisher", "txbox_relay"), *roles("txbox_reader", "txbox_operator")[1:]
+    subscriptions = Subscriptions(operator)
+    assert subscriptions.add("sold", "billing")
+    assert len(subscriptions.list()) == 1
+    with publisher.begin() as connection:
+        Outbox().publish(connection, "topic:sold", "")
+        Outbox().publish_many(connection, [Outgoing("topic:sold", "")])
+    assert subscriptions.remove("sold", "billing")
+
+
+def test_a_publisher_that_knows_no_topics_needs_no_right_on_subscriptions(engine: Engine) -> None:
+    with granted(engine, ("txbox_publisher", "txbox_relay"), optional=False) as (publisher, _):
+        with publisher.begin() as connection:
+            Outbox().publish_many(connection, [Outgoing("inbox:billing", "")])
+            Outbox().publish(connection, "inbox:billing", "")
+        with publisher.connect() as connection, pytest.raises(ProgrammingError, match="permission denied"):
+            Outbox().publish(connection, "topic:sold", "")
 
 
 def test_for_a_maintainer(engine: Engine, roles: Callable[..., list[Engine]]) -> None:

@@ -29,7 +29,7 @@ PUBLIC = {
     "txbox.messages": "Body MessageType",
     "txbox.inbox.age_judge": "AgeJudge MIN_WINDOW PRODUCER_SLACK UnknownAge",
     "txbox.inbox": "Inbox Recorded",
-    "txbox.outbox": "Outbox Outgoing RELAY_SUBSCRIBER",
+    "txbox.outbox": "Outbox Outgoing RELAY_SUBSCRIBER Subscription Subscriptions",
     "txbox.dead_letters": """
         DeadLetter DeadLetters Failures HeldKey LetterCount LetterFilter LetterOperation LetterOperations
         LetterOutcome LetterResult OperationKind Reason

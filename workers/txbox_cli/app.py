@@ -78,6 +78,7 @@ app.later("db", f"{_COMMANDS}.db", "Create, change and check the tables.", attri
 app.later("dead-letters", f"{_COMMANDS}.dead_letters", "Look at parked messages, send them again.", attribute="app")
 app.later("loads", __name__, "Look at bulk loads, finish and forget them.")
 app.later("outbox", f"{_COMMANDS}.outbox", "Look up what was sent, and send it again.", attribute="app")
+app.later("subscriptions", f"{_COMMANDS}.subscriptions", "Say who gets the messages of a topic.", attribute="app")
 
 
 def _log_from(level: str | None) -> None:

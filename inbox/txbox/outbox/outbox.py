@@ -8,11 +8,17 @@ The pattern is Transactional Outbox (C. Richardson, "Microservices Patterns", 20
     COMMIT
                                           a relay, in transactions of its own: claim, send, delete
 
+A message to ``topic:NAME`` becomes one to ``inbox:SUBSCRIBER`` for each subscription of the topic that the statement
+sees, all with its id::
+
+    INSERT INTO outbox_message … SELECT … FROM subscription WHERE topic = NAME
+
 A message gets its id once, here, and every send carries it as ``message-id``, so that the receiver's inbox recognises
 a repeated one.
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +26,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import psycopg
+from sqlalchemy.exc import DBAPIError
+
 from txbox.errors import InvalidConfiguration, NotSendable
 from txbox.messages.body import Body, written
-from txbox.messages.destinations import require_sendable
+from txbox.messages.destinations import INBOX, TOPIC, require_sendable
 from txbox.messages.message import HEADER_MESSAGE_ID, valid_message_id
-from txbox.outbox.lanes import lane_of
+from txbox.outbox.lanes import lane_of, spread_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.notifier import notify_when_returned
 from txbox.postgres.driver_cursor import fetch_one
@@ -52,7 +61,8 @@ class Outgoing:
     """A message to publish.
 
     Attributes:
-        destination: a queue's URL, a topic's or an event bus's ARN, or ``scheme:rest``; see ``txbox.messages``.
+        destination: a queue's URL, a topic's or an event bus's ARN, ``inbox:SUBSCRIBER``, ``topic:NAME``, or
+            ``scheme:rest``; see ``txbox.messages``.
         body: the payload: bytes; text, which is sent as UTF-8; or an object of a pydantic model or a dataclass, which
             is sent as JSON (needs pydantic, from ``txbox[typed]``).
         key: messages of one key and destination are sent in the order in which they were published.
@@ -70,9 +80,11 @@ class Outgoing:
     delay: Delay | None = None
 
 
-class OutboxStatements(SqlFile, file="outbox.sql"):
+class OutboxStatements(SqlFile, file="outbox.sql", constants={"inbox": INBOX, "topic": TOPIC}):
     publish_one: str
     publish_many: str
+    publish_to_topic: str
+    publish_many_to_topics: str
 
 
 class Outbox:
@@ -134,15 +146,18 @@ class Outbox:
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
-            NotSendable: the destination cannot take this message. ``MessageTooLarge``: it has too many bytes.
+            NotSendable: the destination cannot take this message, or is a topic without subscriptions.
+                ``MessageTooLarge``: it has too many bytes.
             TypeError: the body is of another type; or its type cannot read back what would travel, or would read
                 something else. The text names the field.
             InvalidMessageId: the id cannot be kept.
             SchemaMissing: the outbox's table does not exist.
         """
+        sql = self._statements
         with _ended_together() as spans:
             row = _row(Outgoing(destination, body, key, headers, message_id, delay), self._tracing, spans)
-            self._insert(connection_or_session, self._statements.publish_one, row)
+            statement = sql.publish_to_topic if destination.startswith(TOPIC) else sql.publish_one
+            self._insert(connection_or_session, statement, row)
         return str(row["message_id"])
 
     def publish_many(self, connection_or_session: ConnectionOrSession, messages: Iterable[Outgoing]) -> list[str]:
@@ -160,7 +175,10 @@ class Outbox:
             rows = [_row(message, self._tracing, spans) for message in messages]
             if rows:
                 columns = {name: [row[name] for row in rows] for name in rows[0]}
-                self._insert(connection_or_session, self._statements.publish_many, columns)
+                has_topics = any(name.startswith(TOPIC) for name in columns["destination"])
+                sql = self._statements
+                statement = sql.publish_many_to_topics if has_topics else sql.publish_many
+                self._insert(connection_or_session, statement, columns)
             else:
                 in_transaction(connection_or_session)
         return [str(row["message_id"]) for row in rows]
@@ -180,17 +198,26 @@ class Outbox:
     def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: dict[str, Any]) -> None:
         connection = in_transaction(connection_or_session)
         try:
-            (pid,) = fetch_one(connection, statement, parameters)
+            pid, *without_subscribers = fetch_one(connection, statement, parameters)
         except UnicodeEncodeError:
             require_server(connection)
             raise
         except DATABASE_ERRORS as error:
-            if (missing := missing_schema(error, self._statements.name_of("outbox_message"))) is not None:
+            if (missing := missing_schema(error, self._missing_table(error))) is not None:
                 raise missing from error
             raise
         note_server(connection, pid)
+        for topic in filter(None, without_subscribers):
+            remedy = f"txbox subscriptions add {shlex.quote(topic)} SUBSCRIBER"
+            raise NotSendable(topic, f"has no subscribers, so nothing was published; `{remedy}` adds one")
         if self._notify:
             notify_when_returned(connection)
+
+    def _missing_table(self, error: DBAPIError | psycopg.Error) -> str:
+        """Return the table that an error is about: tables of the version before have no subscriptions."""
+        told = str(getattr(error, "orig", error)).partition("\n")[0]
+        of_topics = self._statements.tables.subscription.name in told
+        return self._statements.name_of("subscription" if of_topics else "outbox_message")
 
 
 @contextmanager
@@ -245,8 +272,10 @@ def _row(message: Outgoing, tracing: Tracing, spans: list[Span]) -> dict[str, An
     if context := _trace_context(destination, message_id, headers, tracing, spans):
         headers = _with_context(headers, context, destination, body, key, message_id)
     seconds, moment = _delay(message.delay)
+    # The statement adds the first lane of each subscriber.
+    is_topic = destination.startswith(TOPIC)
     return {
-        "lane": lane_of(destination, key, message_id),
+        "lane": spread_of(key, message_id) if is_topic else lane_of(destination, key, message_id),
         "message_id": message_id,
         "destination": destination,
         "key": key,

@@ -11,6 +11,7 @@ from support.txbox.entities import Account, Base
 from support.txbox.styles import Style
 from txbox import InFlight, NotSendable, Outgoing, SchemaMissing
 from txbox.errors import EntityMissing
+from txbox.outbox import Subscriptions
 from txbox.watermarks import Advance
 
 pytestmark = pytest.mark.anyio
@@ -74,6 +75,29 @@ async def test_what_cannot_be_published_is_refused(engine: Engine, style: Style)
                 await style.call(method, lent, *arguments)
             await style.rollback(lent)
     assert sent(engine) == []
+
+
+async def test_what_is_published_to_a_topic_is_there_for_each_subscriber(engine: Engine, style: Style) -> None:
+    outbox = style.outbox()
+    for subscriber in ("a", "b"):
+        Subscriptions(engine).add("sold", subscriber)
+    async with style.open() as lent:
+        one = await style.call(outbox.publish, lent, "topic:sold", b"\x00", "k", {"a": "b"})
+        messages = [Outgoing("topic:sold", "", delay=timedelta(hours=1)), Outgoing(OWN, "", key="k")]
+        two, three = await style.call(outbox.publish_many, lent, messages)
+        with pytest.raises(NotSendable, match=r"^topic:x has no subscribers"):
+            await style.call(outbox.publish, lent, "topic:x", "")
+        with pytest.raises(NotSendable, match=r"^topic:x has no subscribers"):
+            await style.call(outbox.publish_many, lent, [*messages, Outgoing("topic:x", "")])
+        await style.commit(lent)
+    each = ("inbox:a", "inbox:b")
+    assert sorted(sent(engine)) == sorted(
+        [
+            *((one, to, "k", {"a": "b"}, b"\x00", True) for to in each),
+            *((two, to, None, {}, b"", False) for to in each),
+            (three, OWN, "k", {}, b"", True),
+        ],
+    )
 
 
 async def test_watermarks_advance(style: Style) -> None:

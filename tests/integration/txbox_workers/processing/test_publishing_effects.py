@@ -12,6 +12,7 @@ from support.workers.business import Business, once
 from support.workers.memory_worker import at_work, make, process, work_off
 from support.workers.paid import ADD_UP, FIELDS, RETURNING, delivered, paid, published, publishing
 from txbox import EffectFailed, InvalidConfiguration, Outbox, Outcome, SqlEffect
+from txbox.outbox import Subscriptions
 from txbox_workers.memory_source import MemorySource
 
 
@@ -84,6 +85,19 @@ def test_what_columns_say(engine: Engine, business: Business, columns: str, expe
     assert tuple(row[1:4]) == (key, destination, headers)
     assert row[4] == message_id if message_id else len(row[4]) == 36
     assert row[5] is None if delay is None else delay - 5 <= row[5] <= delay
+
+
+@pytest.mark.parametrize("transactions", ["batch", "message"])
+def test_rows_may_go_to_a_topic(engine: Engine, business: Business, transactions: str) -> None:
+    for subscriber in ("mailing", "reports"):
+        Subscriptions(engine).add("paid", subscriber)
+    destination = "CASE message_id WHEN 'b' THEN 'topic:nobody' ELSE 'topic:paid' END AS destination"
+    effect = publishing(f"SELECT message_id AS body, {destination} FROM fresh_event")
+    worker = make(MemorySource(), engine, effect=effect, transactions=transactions)
+    outcomes = dict(process(worker, *(delivered(paid(id_)) for id_ in "abc")))
+    assert outcomes == {"a-1": Outcome.PROCESSED, "b-1": Outcome.FAILED, "c-1": Outcome.PROCESSED}
+    found = business.rows("SELECT destination || convert_from(body, 'UTF8') FROM outbox_message ORDER BY 1")
+    assert found == ["inbox:mailinga", "inbox:mailingc", "inbox:reportsa", "inbox:reportsc"]
 
 
 def test_without_rows_nothing_is_published(engine: Engine, business: Business) -> None:
