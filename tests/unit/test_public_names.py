@@ -57,7 +57,7 @@ PUBLIC = {
         AsyncFunctionPublisher AsyncPublisher FunctionPublisher OutboxMessage PartlySent Publisher Refused Relay
     """,
     "txbox_aws.lambda_": "MARGIN_SECONDS async_sqs_handler sqs_handler",
-    "txbox_workers.delivery": "Delivery Settlement Source",
+    "txbox_workers.delivery": "Delivery Settlement SettlesInTransaction Source",
     "txbox_aws.envelopes": "Envelope open_envelope",
     "txbox_workers.visibility_heartbeat": "VisibilityHeartbeat",
     "txbox_workers.memory_source": "MemorySource",
@@ -70,6 +70,7 @@ PUBLIC = {
     "txbox_testing.conformance.writer": "LoadUnderTest WriterConformance",
     "txbox_workers.options": "MAX_ATTEMPTS ProcessingOptions WorkerOptions",
     "txbox_workers.worker": "Worker",
+    "txbox_workers.postgres": "AsyncPostgresWorker PostgresSource PostgresWorker",
     "txbox_workers.coroutines": """
         AsyncBatchHandler AsyncHandler AsyncProcessingOptions AsyncWorker AsyncWorkerOptions for_functions
     """,

@@ -3,13 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.dead_letters.failures import History
 from txbox.dead_letters.order import order_key
+from txbox.postgres.round_trip import Step
 
-__all__ = ["Delivery", "Settlement", "Source"]
+__all__ = ["Delivery", "Settlement", "SettlesInTransaction", "Source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,20 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Close the connections."""
+
+
+@runtime_checkable
+class SettlesInTransaction(Protocol):
+    """What a source has in addition if its messages are in the database of their effects.
+
+    Its deliveries are settled in the transaction that processes them. So nothing comes again once that has committed.
+    """
+
+    def settling(self, deliveries: Sequence[Delivery]) -> Sequence[Step]:
+        """Return the statements that settle deliveries. They are sent with BEGIN, behind the one that records."""
+
+    def settled(self, deliveries: Sequence[Delivery]) -> None:
+        """Note that the transaction of these statements has committed. ``ack`` follows, and has nothing left to do."""
 
 
 def require_source(source: object, of: str) -> None:

@@ -15,7 +15,7 @@ import psycopg
 from sqlalchemy import Connection
 
 from txbox.postgres.drivers.asyncpg_connection import refuse_codecs, translated
-from txbox.postgres.drivers.own_adapters import OwnCursor, open_next_as_ours
+from txbox.postgres.drivers.own_adapters import OwnCursor, driver_of, open_next_as_ours
 from txbox.postgres.drivers.psycopg_connection import is_psycopg
 
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
@@ -37,7 +37,7 @@ def run(connection: Connection, sql: str, parameters: Mapping[str, Any] = NO_PAR
     if _is_asyncpg(connection):
         refuse_codecs(connection)
         return connection.exec_driver_sql(*translated(sql, parameters))
-    driver: Any = connection.connection.driver_connection
+    driver = driver_of(connection)
     if is_psycopg(connection) or not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
         return connection.exec_driver_sql(sql, dict(parameters))
     given = open_next_as_ours(driver)
@@ -72,7 +72,7 @@ def fetch_one(connection: Connection, sql: str, parameters: Mapping[str, Any]) -
 
 def open_cursor(connection: Connection) -> Any:
     """Open a cursor of the driver for our statements; the caller closes it."""
-    driver: Any = connection.connection.driver_connection
+    driver = driver_of(connection)
     if isinstance(driver, psycopg.Connection):
         return OwnCursor(driver)
     if not isinstance(driver, psycopg.AsyncConnection):

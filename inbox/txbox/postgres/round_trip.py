@@ -34,7 +34,7 @@ from psycopg.pq import ExecStatus
 from sqlalchemy import Connection
 
 from txbox.postgres.drivers.greenlets import wait_for
-from txbox.postgres.drivers.own_adapters import reader_of
+from txbox.postgres.drivers.own_adapters import driver_of, reader_of
 
 Value = bytes | None
 """A parameter in Postgres's text format; None: null."""
@@ -139,7 +139,7 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
         psycopg.OperationalError: the connection was lost.
         UnicodeEncodeError: the connection's encoding is not UTF-8, and lacks a character.
     """
-    driver: Any = connection.connection.driver_connection
+    driver = driver_of(connection)
     pgconn = driver.pgconn
     prepared = _prepared.setdefault(driver, set()) if driver.prepare_threshold is not None else None
     encoding = driver.info.encoding
@@ -205,7 +205,7 @@ def row_of(connection: Connection, result: Any) -> tuple[Any, ...] | None:
 
 def rows_of(connection: Connection, result: Any) -> list[tuple[Any, ...]]:
     """Return the rows of a result, with values as psycopg itself reads them, whatever the host has registered."""
-    driver: Any = connection.connection.driver_connection
+    driver = driver_of(connection)
     reader = reader_of(driver)
     reader.set_pgresult(result)
     rows: list[tuple[Any, ...]] = reader.load_rows(0, result.ntuples, tuple)

@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from txbox.outbox.lanes import RELAYED_LANES
 from txbox.outbox.notifier import CHANNEL
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.driver_cursor import run
+from txbox.postgres.drivers.greenlets import wait_for
 from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.server import SERVER
 from txbox.postgres.transactions import driver_cursor, short_transaction, unless_locked
@@ -336,8 +337,7 @@ class Listener:
     def drain(self) -> None:
         """Read the pending notifications: the server keeps them until every session of every database has."""
         if self._driver is not None:
-            for _ in self._driver.notifies(timeout=0):
-                pass
+            self._notified(0)
 
     def wait(self, seconds: float, stopping: threading.Event) -> bool:
         """Wait for a notification or a stop; return whether a notification came."""
@@ -346,9 +346,20 @@ class Listener:
             return False
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and not stopping.is_set():
-            for _ in self._driver.notifies(timeout=min(left, STOP_CHECK_SECONDS), stop_after=1):
+            if self._notified(min(left, STOP_CHECK_SECONDS), stop_after=1):
                 return True
         return False
+
+    def _notified(self, seconds: float, stop_after: int | None = None) -> bool:
+        """Read notifications for some time; return whether any came."""
+        came = self._driver.notifies(timeout=seconds, stop_after=stop_after)
+        if isinstance(came, AsyncIterator):  # of an engine for coroutines, in a greenlet
+            return wait_for(_any(came))
+        return bool(list(came))
+
+
+async def _any(came: AsyncIterator[object]) -> bool:
+    return bool([one async for one in came])
 
 
 _log = logging.getLogger("txbox.relay")

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import Engine
 
 from support.aws.queues import held
 from support.directory_broker import MAX_BYTES, DirectoryPublisher, DirectorySource, write
 from txbox import BrokerError, Message
+from txbox.outbox import Outbox
 from txbox.relay import AsyncFunctionPublisher, FunctionPublisher, OutboxMessage
 from txbox_aws.publishers import SqsPublisher
 from txbox_aws.sqs import SqsSource
 from txbox_testing.conformance.publisher import AsyncPublisherConformance, PublisherConformance
 from txbox_testing.conformance.source import SourceConformance, in_order
 from txbox_workers.memory_source import MemorySource
+from txbox_workers.postgres import PostgresSource, source
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -134,6 +137,39 @@ class Directory:
 
     def arrived(self, count: int) -> Sequence[Message]:
         return [one.message for one in in_order(self.source(), self.held())]
+
+
+class OutboxQueue:
+    """The messages that the outbox of a database has for one subscriber."""
+
+    batch_size, keeps_order = 10, False
+
+    def __init__(self, engine: Engine, *, ordered: bool) -> None:
+        self._engine, self._ordered, self._outbox = engine, ordered, Outbox()
+
+    def source(self, visibility_seconds: int = 60) -> PostgresSource:
+        return PostgresSource(
+            self._engine, "billing", ordered=self._ordered, batch_size=10, visibility_seconds=visibility_seconds
+        )
+
+    def missing(self) -> None:
+        return None
+
+    def put(self, messages: Sequence[Message], key: str | None = None) -> None:
+        for one in messages:
+            with self._engine.begin() as connection:
+                self._outbox.publish(connection, "inbox:billing", one.body, key, one.headers, one.id)
+
+    def held(self) -> int:
+        with self._engine.connect() as connection:
+            return int(connection.exec_driver_sql("SELECT count(*) FROM outbox_message").scalar_one())
+
+
+class TestPostgresSource(SourceConformance):
+    @pytest.fixture(params=[False, True], ids=["unordered", "ordered"])
+    def queue(self, request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> OutboxQueue:
+        monkeypatch.setattr(source, "CLAIM_SECONDS", 0.2)  # a client that is not asked gives its claims to others
+        return OutboxQueue(engine, ordered=request.param)
 
 
 class TestMemorySource(SourceConformance):

@@ -58,7 +58,12 @@ class GuardedTransactions:
 
     @contextmanager
     def open(
-        self, turn: int | None = None, *, then: Step | None = None, guarded: bool = True
+        self,
+        turn: int | None = None,
+        *,
+        then: Step | None = None,
+        after: Sequence[Step] = (),
+        guarded: bool = True,
     ) -> Iterator[OpenTransaction]:
         """Open one transaction. If the connection breaks, even at COMMIT, raise DatabaseUnavailable.
 
@@ -68,6 +73,7 @@ class GuardedTransactions:
         Args:
             turn: a number; transactions with the same number normally run one after the other.
             then: a statement to send with BEGIN; its answer is the transaction's.
+            after: statements to send behind that one.
             guarded: code that is not ours runs in it, and must not end it.
 
         Raises:
@@ -82,7 +88,7 @@ class GuardedTransactions:
             try:
                 with bookkeeping():
                     require_server(connection)
-                    opened = OpenTransaction(connection, self._begin(connection, turn, then, guarded=guarded))
+                    opened = OpenTransaction(connection, self._begin(connection, turn, then, after, guarded=guarded))
                 with protect(connection, users) if guarded else nullcontext():
                     yield opened
                 if users.end():
@@ -129,18 +135,20 @@ class GuardedTransactions:
                     raise TransactionEnded from without_values(error)
                 raise
 
-    def _begin(self, connection: Connection, turn: int | None, then: Step | None, *, guarded: bool) -> Reply | None:
+    def _begin(
+        self, connection: Connection, turn: int | None, then: Step | None, after: Sequence[Step], *, guarded: bool
+    ) -> Reply | None:
         """Begin on the server, in one round trip; if the turn does not come in time, begin without it."""
         limit = limit_steps(self._limit)
         if turn is None:
-            return begin(connection, *limit, then=then, guarded=guarded)
+            return begin(connection, *limit, then=then, after=after, guarded=guarded)
         try:
             bound = f"{TURN_SECONDS * 1000:.0f}ms"
             begin(connection, _TAKE_TURN.with_values(lock_timeout=bound, turn=str(turn)), guarded=guarded)
         except psycopg.errors.LockNotAvailable:
             connection.connection.rollback()
-            return begin(connection, *limit, then=then, guarded=guarded)
-        return begin(connection, *limit, then=then, guarded=False)
+            return begin(connection, *limit, then=then, after=after, guarded=guarded)
+        return begin(connection, *limit, then=then, after=after, guarded=False)
 
 
 TURN_SECONDS = 5.0

@@ -40,6 +40,10 @@ class Parked(Exception):
     """The message is parked as a dead letter: its ack was lost, or this is another copy."""
 
 
+class NotTogether(Exception):
+    """Some messages of a batch cannot be settled with the others. Nothing was done; process them singly."""
+
+
 class MalformedInBatch(Exception):
     """Some messages of a batch cannot be read: ``errors`` says why, by receipt. Nothing was done."""
 
@@ -136,7 +140,8 @@ class HandlerTransactions:
         """Process deliveries in one transaction.
 
         Raises:
-            KeyHeld, Expired: one of them may have to wait behind a dead letter; process them singly.
+            KeyHeld, Expired, NotTogether: one of them may have to wait behind a dead letter, or be parked; process them
+                singly.
             MalformedInBatch: some cannot be read for the effect or the handler; process the others.
             Stopping, DatabaseUnavailable, and whatever a handler raises. Nothing is committed.
         """
@@ -173,8 +178,10 @@ class HandlerTransactions:
         left: frozenset[str] = frozenset()
         duplicates: Mapping[str, bytes] = _NOTHING
         parked = _NONE_PARKED
-        asks_now = single or not self._asks_with_commit
-        with ExitStack() as spans, self._open(recording.step) as opened:
+        settles = self._context.settles
+        asks_now = single or not self._asks_with_commit or settles is not None
+        settling = () if settles is None else settles.settling(deliveries)
+        with ExitStack() as spans, self._open(recording.step, settling) as opened:
             connection = opened.connection
             with recording_errors():
                 recorded = self._inbox.recorded(connection, recording, opened.answer, ends=single)
@@ -193,6 +200,8 @@ class HandlerTransactions:
                     failures.forget(connection, [delivery.message.id for delivery in first])
             if single and not first:
                 self._raise_refusal(recorded, parked)
+            elif settling and (recorded.mismatched or recorded.expired or parked.mismatched):
+                raise NotTogether  # those are settled once they are parked, so not in this transaction
             elif single and self._reader is not None:
                 values = self._read(first)
             if first and self._effect is not None:
@@ -201,11 +210,14 @@ class HandlerTransactions:
             elif first:
                 left = frozenset(self._handle(opened, first, values, extra))
             if left:
+                assert not settling  # noqa: S101 - only a Lambda function ends within a batch
                 self._inbox.unrecord(connection, left)
             if duplicates and not asks_now:
                 opened.asked = self._inbox.finding_parked(duplicates)
         if opened.asked is not None:
             parked = self._inbox.parked(duplicates, opened.rows)
+        if settles is not None:
+            settles.settled(deliveries)
         mismatched = recorded.mismatched | parked.mismatched
         processed_before = len(duplicates) - len(parked.mismatched) - len(parked.same)
         self._emit_committed(len(first) - len(left), processed_before, begun)
@@ -298,11 +310,11 @@ class HandlerTransactions:
         return session
 
     @contextmanager
-    def _open(self, then: Step) -> Iterator[OpenTransaction]:
+    def _open(self, then: Step, after: Sequence[Step]) -> Iterator[OpenTransaction]:
         turn = self._turn if self.mode is TransactionMode.SERIAL else None
         opened: OpenTransaction | None = None
         try:
-            with self._transactions.open(turn, then=then, guarded=self._effect is None) as opened:
+            with self._transactions.open(turn, then=then, after=after, guarded=self._effect is None) as opened:
                 yield opened
         except StepFailed as failure:
             assert self._effect is not None  # noqa: S101 - for the type checker: only an effect has steps

@@ -19,7 +19,7 @@ from txbox.dead_letters.order import KeyHeld
 from txbox.instrumentation import Hook
 from txbox.instrumentation.log_context import in_hand
 from txbox_workers.consumer_spans import NO_SPANS, ConsumerSpans
-from txbox_workers.delivery import Delivery, Settlement
+from txbox_workers.delivery import Delivery, Settlement, SettlesInTransaction
 from txbox_workers.processing.outage_errors import bookkeeping
 from txbox_workers.processing.transaction_limits import TimeLimit, unlimited
 
@@ -50,6 +50,7 @@ class ProcessorContext:
     """The reading of ``elapsed`` at which this process ends and beyond which no lease may last; None means never."""
     spans: ConsumerSpans = NO_SPANS  # of the processed messages
     limit: TimeLimit = unlimited  # says how long a transaction may take
+    settles: SettlesInTransaction | None = None  # the source, if it is in the database of the effects
 
 
 class Processor(ABC):

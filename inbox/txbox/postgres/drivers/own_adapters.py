@@ -50,6 +50,14 @@ def _own_adapters() -> AdaptersMap:
 _ADAPTERS = _own_adapters()
 
 
+def driver_of(connection: Connection) -> Any:
+    """Return the driver's own connection, also of one that was detached from its pool."""
+    pooled = connection.connection
+    if pooled.driver_connection is None and pooled.dbapi_connection is not None:
+        return connection.dialect.get_driver_connection(pooled.dbapi_connection)
+    return pooled.driver_connection
+
+
 class OwnCursor(psycopg.Cursor[Any]):
     @property
     def adapters(self) -> AdaptersMap:

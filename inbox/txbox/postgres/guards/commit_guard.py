@@ -17,7 +17,7 @@ transaction takes 20 to 40). Over another driver each costs a round trip.
 https://www.postgresql.org/docs/current/sql-declare.html
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -48,17 +48,24 @@ COMMIT = Statement.of("COMMIT", has_plan=False)
 _BACKEND_PID = Step(Statement.of(SERVER.backend_pid, has_plan=False))
 
 
-def begin(connection: Connection, *steps: Step, then: Step | None = None, guarded: bool = True) -> Reply | None:
+def begin(
+    connection: Connection,
+    *steps: Step,
+    then: Step | None = None,
+    after: Sequence[Step] = (),
+    guarded: bool = True,
+) -> Reply | None:
     """Begin a transaction in one round trip, in place of BEGIN.
 
     Args:
         connection: in a transaction of SQLAlchemy's; the server may have begun it already.
         steps: statements to run in the same round trip.
         then: one more statement, which may fail.
+        after: statements behind that one, which may fail, too.
         guarded: let only ``commit`` commit it.
 
     Returns:
-        The answer to ``then``, if there is one.
+        The answer to ``then``, if there is one; the error, if it or one behind it has failed.
 
     Raises:
         psycopg.Error: it could not be begun, or one of the steps failed.
@@ -66,12 +73,12 @@ def begin(connection: Connection, *steps: Step, then: Step | None = None, guarde
     """
     every = [*([Step(DECLARE_GUARD)] if guarded else []), *steps]
     try:
-        results = begin_with(connection, *every, *([] if then is None else [then]))
+        results = begin_with(connection, *every, *([] if then is None else [then, *after]))
     except StepFailed as failure:
-        if failure.number == len(every):
+        if failure.number >= len(every):
             return Reply(error=failure.error)
         raise failure.error from None
-    return None if then is None else Reply(results[-1])
+    return None if then is None else Reply(results[len(every)])
 
 
 def begin_with(connection: Connection, *steps: Step) -> list[Any]:

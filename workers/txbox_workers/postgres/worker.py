@@ -1,0 +1,83 @@
+"""The workers for a subscriber's messages in its own database."""
+
+from typing import Any, Unpack
+
+from txbox import InvalidConfiguration
+from txbox_workers.coroutines import DEFAULTS, AsyncWorker, AsyncWorkerOptions
+from txbox_workers.options import BATCH_SIZE, WorkerOptions, lists_options
+from txbox_workers.postgres.source import VISIBILITY_SECONDS, PostgresSource
+from txbox_workers.worker import Worker
+
+PREFETCH = 1_000
+"""The default; the limit is lower while few messages are settled."""
+
+
+class PostgresWorker(Worker):
+    """Processes the messages for one subscriber in its own database: no broker, no relay, one commit.
+
+    ::
+
+        outbox.publish(session, "inbox:billing", b'{"account_id": 7}', key="7")      # in any transaction
+
+        def on_purchase(session, message):
+            session.execute(update(Account).where(...).values(...))
+
+        worker = PostgresWorker(inbox=Inbox("billing"), engine=engine, handler=on_purchase)
+        worker.run()
+    """
+
+    @lists_options(WorkerOptions, prefetch=PREFETCH)
+    def __init__(self, *, visibility_seconds: float = VISIBILITY_SECONDS, **options: Unpack[WorkerOptions]) -> None:
+        """Make a worker. It does not connect before ``start`` or ``run``.
+
+        Args:
+            visibility_seconds: how long a frozen or cut off worker's messages wait for another worker. Those of a
+                killed one do not wait.
+            options: those of ``txbox_workers.options.WorkerOptions``. It needs an inbox: its subscriber's messages are
+                consumed, from the outbox with the same schema and prefix. ``prefetch`` is 1,000 by default.
+
+        Raises:
+            TypeError: there is no such option.
+            InvalidConfiguration: an argument cannot work.
+        """
+        options.setdefault("prefetch", PREFETCH)
+        super().__init__(_source(type(self).__name__, options, visibility_seconds), **options)
+
+
+class AsyncPostgresWorker(AsyncWorker):
+    """Processes the messages for one subscriber in its own database, with coroutine handlers.
+
+    ::
+
+        worker = AsyncPostgresWorker(inbox=AsyncInbox("billing"), engine=engine, handler=on_purchase)
+        asyncio.run(worker.run())
+    """
+
+    @lists_options(AsyncWorkerOptions, **DEFAULTS)
+    def __init__(
+        self, *, visibility_seconds: float = VISIBILITY_SECONDS, **options: Unpack[AsyncWorkerOptions]
+    ) -> None:
+        """Make a worker. It does not connect before ``start`` or ``run``.
+
+        Arguments and errors are those of ``PostgresWorker``; the options, of
+        ``txbox_workers.coroutines.AsyncWorkerOptions``.
+        """
+        source = _source(type(self).__name__, options, visibility_seconds)
+        super().__init__(source, **options)
+        source.call = self._calls.call
+
+
+def _source(of: str, options: Any, visibility_seconds: float) -> PostgresSource:
+    inbox, engine = options.get("inbox"), options.get("engine")
+    if inbox is None or engine is None:
+        raise InvalidConfiguration(f"{of} needs inbox=Inbox(…) and engine=…: it consumes the messages of that inbox")
+    inbox = getattr(inbox, "sync_inbox", inbox)
+    return PostgresSource(
+        getattr(engine, "sync_engine", engine),
+        inbox.subscriber_id,
+        schema=inbox.schema,
+        prefix=inbox.prefix,
+        ordered=bool(options.get("ordered")),
+        batch_size=BATCH_SIZE,
+        visibility_seconds=visibility_seconds,
+    )
