@@ -431,8 +431,8 @@ MUTATIONS = (
         "relay",
         "a transaction that commits late is never sent",
         "inbox/txbox/relay/relay.sql",
-        "transaction_id = ANY({{ended_since}}) ORDER BY",
-        "transaction_id = ANY(({{ended_since}})[1:0]) ORDER BY",
+        "transaction_id = ANY({{ended_since}}) AND {{ours}} ORDER BY",
+        "transaction_id = ANY(({{ended_since}})[1:0]) AND {{ours}} ORDER BY",
         "tests/integration/txbox/relay/test_commit_order.py::test_a_look_finds_exactly_what_has_become_visible",
     ),
     Mutation(

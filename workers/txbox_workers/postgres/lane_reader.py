@@ -34,7 +34,7 @@ class LaneReader:
         self._begun_to = 0
         self._begin = Step(Statement.of("BEGIN ISOLATION LEVEL READ COMMITTED", has_plan=False))
         self._commit = Step(Statement.of("COMMIT", has_plan=False))
-        self._plan = Statement.of(statements.set_plan).with_values()
+        self._plan = Statement.of(relay.set_plan).with_values()
         self._connection: Connection = engine.connect()
         try:
             self._finder = MessageFinder(self._connection, relay, lanes=lanes)

@@ -159,7 +159,7 @@ class PostgresSource:
             needed = [(outbox, right) for right in ("SELECT", "INSERT", "UPDATE", "DELETE")]
             needed += [(lane, right) for right in ("SELECT", "INSERT", "UPDATE")]
             asked = {"tables": [name for name, _ in needed], "rights": [right for _, right in needed]}
-            for name, rights in connection.exec_driver_sql(sql.missing_rights, asked):
+            for name, rights in connection.exec_driver_sql(self._relay.missing_rights, asked):
                 raise RightsMissing(name, rights)
 
     def close(self) -> None:
@@ -391,7 +391,7 @@ class PostgresSource:
 
     def _run(self, statement: str, **values: Any) -> None:
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
-            cursor.execute(self._statements.set_plan)
+            cursor.execute(self._relay.set_plan)
             cursor.execute(statement, values)
 
     def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:  # noqa: ARG002 - protocol

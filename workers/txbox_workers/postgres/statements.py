@@ -5,8 +5,6 @@ from txbox.relay.sender import RelayStatements
 
 
 class LaneStatements(SqlFile, file="source.sql", fragments_of=RelayStatements):
-    set_plan: str
-    missing_rights: str
     begin_claims: str
     join_members: str
     leave_members: str
