@@ -5,6 +5,7 @@ known even when it did not live to tell.
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import create_engine, text
@@ -25,8 +27,11 @@ from txbox import AsyncInbox, Inbox, Message, Outbox, SqlEffect
 from txbox import instrumentation as events
 from txbox.backoff import Backoff
 from txbox.instrumentation import Hook
+from txbox.messages.destinations import INBOX
+from txbox.postgres import round_trip
 from txbox.testing import kill_at
 from txbox_aws.sqs import AsyncSqsWorker, SqsWorker
+from txbox_workers.postgres import AsyncPostgresWorker, PostgresWorker
 
 NOTE = text("INSERT INTO run (message_id, pid) VALUES (:id, :pid)")
 COUNT = text("SELECT count(*) FROM run WHERE message_id = :id")
@@ -59,9 +64,10 @@ def start(url: str, queue: str, **settings: Any) -> subprocess.Popen[bytes]:
 
     Args:
         url: the database, whose search path holds the tables.
-        queue: the queue's URL.
+        queue: the queue's URL; or the destination ``inbox:billing``, which a PostgresWorker consumes.
         settings: ``deadly`` ids kill their process in the handler, ``deadly_once`` ids in their first run only;
-            ``kill_at`` names the event that kills; ``pause`` is how long the handler takes, in seconds; ``log`` is a
+            ``kill_at`` names the event that kills; ``kill_before`` is the number of the round trip of ours, from 1,
+            before which it is killed; ``pause`` is how long the handler takes, in seconds; ``log`` is a
             file for what the worker logs; ``in_sql``: the effect is one in SQL, which publishes the ids, and what is
             received counts as run; ``coroutines``: it is an AsyncSqsWorker, with a handler to match; the rest goes to
             the worker.
@@ -93,8 +99,7 @@ async def run_with_coroutines(
         await asyncio.sleep(pause)
 
     settings["concurrency"] = settings.pop("threads", 1)
-    worker = AsyncSqsWorker(
-        queue,
+    worker = (AsyncPostgresWorker if queue.startswith(INBOX) else partial(AsyncSqsWorker, queue))(
         inbox=AsyncInbox("billing", wait_seconds=0.2),
         engine=engine,
         handler=handle,
@@ -103,6 +108,20 @@ async def run_with_coroutines(
         **settings,
     )
     return await worker.run()
+
+
+def kill_before(number: int) -> None:
+    """Kill this process before one of the round trips in which statements of ours go out together."""
+    numbers, run_steps = itertools.count(1), round_trip.run_steps
+
+    def killing(*args: Any) -> Any:
+        if next(numbers) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run_steps(*args)
+
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("txbox") and getattr(module, "run_steps", None) is run_steps:
+            module.run_steps = killing  # type: ignore[attr-defined]
 
 
 def main() -> None:
@@ -115,6 +134,8 @@ def main() -> None:
     if log := settings.pop("log", None):
         logging.basicConfig(filename=log, level=logging.INFO)
     hooks = [kill_at(getattr(events, moment))] if moment else []
+    if round_trips := settings.pop("kill_before", 0):
+        kill_before(round_trips)
     notes = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1)
 
     def handle(session: Session, message: Message) -> None:
@@ -139,12 +160,13 @@ def main() -> None:
         publishing = {"outbox": SlowOutbox(), "destination": "own:somewhere"}
         how = {"effect": SqlEffect.of(script, fields="kind text default 'x'", **publishing)}
         hooks.append(note_received)
-    settings = {"wait_seconds": 1, "visibility_seconds": 1, **settings}
+    settings = {"visibility_seconds": 1, **settings}
+    if not queue.startswith(INBOX):
+        settings.setdefault("wait_seconds", 1)
     if settings.pop("coroutines", False):
         done = asyncio.run(run_with_coroutines(url, queue, deadly, deadly_once, pause, hooks, settings))
         sys.exit(0 if done else 3)
-    worker = SqsWorker(
-        queue,
+    worker = (PostgresWorker if queue.startswith(INBOX) else partial(SqsWorker, queue))(
         inbox=Inbox("billing", wait_seconds=0.2),
         engine=create_engine(url),
         **how,

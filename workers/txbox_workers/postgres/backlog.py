@@ -89,9 +89,7 @@ class LaneBacklog:
                 self._wait(position, lane, key, due_at)
 
     def drain(self, count: int) -> None:
-        """Take nothing more from ``count`` lanes, instead of those of the last call."""
-        while len(self._draining) > count:
-            self._fresh[self._draining.pop()] = 0
+        """Take nothing more from ``count`` lanes in all."""
         if (more := count - len(self._draining)) > 0:
             idle = sorted(self._lanes.keys() - self._draining, key=self._busy_lanes().__getitem__)[:more]
             for lane in idle:
@@ -142,18 +140,13 @@ class LaneBacklog:
         return bool(ours)
 
     def to_read(self) -> dict[int, int]:
-        """Return the lanes to read, and from which positions on. ``read`` or ``not_read`` must follow."""
+        """Return the lanes to read, and from which positions on; ``read`` must follow, or ``lose``."""
         wanted = {lane: at for lane, at in self._fresh.items() if self._behind[lane] < MAX_BEHIND}
         for lane in wanted:
             del self._fresh[lane]
         if wanted:
             self._settled = set()
         return wanted
-
-    def not_read(self, wanted: Mapping[int, int]) -> None:
-        """Put back what ``to_read`` returned: reading it has failed."""
-        self._settled = None
-        self.found(wanted)
 
     def read(
         self, wanted: Mapping[int, int], rows: Sequence[WaitingMessage], *, each_limit: int, cut: bool, now: float
@@ -179,7 +172,7 @@ class LaneBacklog:
             self._ready.append(row)
 
     def due(self, now: float, most: int) -> dict[int, int]:
-        """Return the lane of each position to fetch again; ``fetched`` must follow."""
+        """Return the lane of each position to fetch again; ``fetched`` must follow, or ``lose``."""
         wanted: dict[int, int] = {}
         while self._later and self._later[0][0] <= now and len(wanted) < most:
             position = heapq.heappop(self._later)[1]
@@ -209,12 +202,6 @@ class LaneBacklog:
                 key.active = key.in_hand + ready[name]
                 self._next_of(name, key, now)
 
-    def not_fetched(self, wanted: Mapping[int, int]) -> None:
-        """Forget what ``due`` returned, with its lanes: reading it has failed. The lanes are read anew."""
-        lanes = set(wanted.values())
-        self._forget(lanes)
-        self.found(dict.fromkeys(lanes, 0))
-
     # --- processing ---------------------------------------------------------------------------------------------------
 
     @property
@@ -231,9 +218,11 @@ class LaneBacklog:
             name = row.key if self._ordered else None
             if name is not None:
                 key = self._keys[name]
-                if key.in_hand:  # from an earlier take
+                if key.in_hand or (key.behind and key.behind[0] < row.position):  # those before it come first
                     key.active -= 1
                     self._put_behind(key, row.position)
+                    if not key.active:
+                        heapq.heappush(self._due_keys, (key.not_before, name))
                     continue
                 taken[name] += 1
             self._in_hand[row.position] = row.lane, name

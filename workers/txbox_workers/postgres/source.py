@@ -248,12 +248,7 @@ class PostgresSource:
         with self._changed:
             again = backlog.due(now, READ_MESSAGES)
         if again:
-            try:
-                rows = reader.read_again(again)
-            except BaseException:
-                with self._changed:
-                    backlog.not_fetched(again)
-                raise
+            rows = reader.read_again(again)
             with self._changed:
                 backlog.fetched(again, rows, now)
         found = reader.find_if_due(now)
@@ -268,14 +263,9 @@ class PostgresSource:
         if not wanted:
             return bool(again)
         each_limit = max(READ_MESSAGES // len(wanted), 1)
-        try:
-            rows, cut = reader.read(wanted, each_limit)
-            if rows:
-                reader.mark_begun(max(row.position for row in rows))
-        except BaseException:
-            with self._changed:
-                backlog.not_read(wanted)
-            raise
+        rows, cut = reader.read(wanted, each_limit)
+        if rows:
+            reader.mark_begun(max(row.position for row in rows))
         with self._changed:
             backlog.read(wanted, rows, each_limit=each_limit, cut=cut, now=now)
         return True
@@ -409,7 +399,7 @@ class PostgresSource:
         """Claim lanes and release others until the source is closed. This is the body of a thread."""
         failures = 0
         while not closing.is_set():
-            pause = CLAIM_SECONDS
+            pause = renewal = min(CLAIM_SECONDS, self._visibility_seconds / 3)
             try:
                 if self._share():
                     pause = DRAIN_SECONDS
@@ -425,7 +415,7 @@ class PostgresSource:
                     self.call(self._claims.close)
                 except Exception:  # noqa: BLE001 - it is closed all the same
                     _log.debug("%s: the session of the claims could not be closed", self._name)
-                pause = min(CLAIM_SECONDS, 0.1 * 2**failures)
+                pause = min(renewal, 0.1 * 2**failures)
             closing.wait(pause)
 
     def _share(self) -> bool:
