@@ -51,7 +51,8 @@ from txbox.dead_letters.letter_filter import LetterFilter, filtered
 from txbox.dead_letters.order import OrderStatements, ids_of
 from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound, OutOfOrder
 from txbox.inbox.age_judge import AgeJudge, UnknownAge
-from txbox.messages.message import Message, earliest, fingerprint, time_of_id
+from txbox.messages.destinations import INBOX
+from txbox.messages.message import HEADER_MESSAGE_ID, Message, earliest, fingerprint, time_of_id
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.engines import adopt, require_server
@@ -291,26 +292,33 @@ class DeadLetters:
         with short_transaction(self._engine) as connection:
             return self.redrive_in(connection, dead_letter_id, lambda _, letter: send(letter), by=by, expired=expired)
 
-    def republish(self, dead_letter_id: int, outbox: Outbox, *, by: str | None = None) -> DeadLetter:
-        """Put a message that a relay parked into the outbox again, and return its letter: ``redrive`` for relays.
+    def republish(
+        self, dead_letter_id: int, outbox: Outbox, *, by: str | None = None, expired: bool = False
+    ) -> DeadLetter:
+        """Put a message into the outbox again, and return its letter: ``redrive`` for what never left this database.
 
-        The message is published in the transaction that marks the letter, under the same id, behind everything that its
-        key has now.
+        A relay parked it, or a worker that had it from ``inbox:SUBSCRIBER``. The message is published in the
+        transaction that marks the letter, under the same id, behind everything that its key has now.
 
         Args:
             dead_letter_id: the letter's number.
             outbox: where it goes; in the same database.
             by: who has it sent; for the record.
+            expired: as for ``redrive``.
 
         Raises:
             LetterNotFound: as for ``redrive``.
-            InvalidConfiguration: a worker parked it, not a relay.
+            InvalidConfiguration: it came from a queue; or it was parked as expired.
             NotSendable: its destination cannot take it.
         """
 
         with short_transaction(self._engine) as connection:
             return self.redrive_in(
-                connection, dead_letter_id, lambda same, letter: republish_in(same, letter, outbox), by=by
+                connection,
+                dead_letter_id,
+                lambda same, letter: republish_in(same, letter, outbox),
+                by=by,
+                expired=expired,
             )
 
     def redrive_in(
@@ -442,19 +450,23 @@ class DeadLetters:
         connection.exec_driver_sql(self._failures.forget_failures, forgotten)
 
 
-def republish_in(connection: Connection, letter: DeadLetter, outbox: Outbox) -> None:
-    """Put a relay's letter into the outbox again, in the transaction that marks the letter."""
-    published = letter.envelope.get("outbox")
+def republish_in(connection: Connection, letter: DeadLetter, outbox: Outbox, destination: str | None = None) -> None:
+    """Put a letter that was in the outbox into it again, in the transaction that marks the letter.
+
+    ``destination``: where to, for a letter of ``inbox:SUBSCRIBER``; None: where it came from.
+    """
+    published = letter.envelope.get("outbox") or (letter.envelope if letter.source.startswith(INBOX) else None)
     if published is None:
         raise InvalidConfiguration(
-            f"dead letter {letter.dead_letter_id} was received by {letter.subscriber_id}; send it to its source"
+            f"dead letter {letter.dead_letter_id} was received by {letter.subscriber_id} in its broker's envelope; "
+            f"send it to its source, {letter.source}"
         )
     outbox.publish(
         connection,
-        letter.source,
+        destination or letter.source,
         letter.body,
-        key=published["key"],
-        headers=letter.headers,
+        key=published.get("key"),
+        headers={name: value for name, value in letter.headers.items() if name.lower() != HEADER_MESSAGE_ID},
         message_id=letter.message_id,
     )
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.dead_letters.letter import DeadLetterStatements, Reason
 from txbox.errors import InvalidConfiguration
+from txbox.messages.destinations import INBOX
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.sent_messages import Moment
 from txbox.postgres.sqlstates import sqlstate
@@ -29,7 +30,7 @@ class LetterFilter:
 
     Attributes:
         subscriber_id: letters of this subscriber.
-        destination: letters that a relay could not send there; instead of a subscriber.
+        destination: letters that a relay could not send there, or of ``inbox:SUBSCRIBER``; instead of a subscriber.
         reasons: parked for one of these; empty: for any.
         error: part of the error's text, in upper or lower case.
         since: parked then or later: a time with its zone, or how long ago by the database's clock.
@@ -80,8 +81,10 @@ class LetterFilter:
 
     def parameters(self) -> dict[str, Any]:
         """Return the filter as parameters for statements that contain the fragment ``wanted``."""
-        subscriber_id = self.subscriber_id
-        if self.destination is not None:
+        subscriber_id, source = self.subscriber_id, self.source
+        if self.destination is not None and self.destination.startswith(INBOX):
+            subscriber_id, source = self.destination.removeprefix(INBOX), source or self.destination
+        elif self.destination is not None:
             subscriber_id = f"{RELAY_SUBSCRIBER}:{self.destination}"
         given = {
             "subscriber_id": subscriber_id,
@@ -91,7 +94,7 @@ class LetterFilter:
             "since_ago": self.since if isinstance(self.since, timedelta) else None,
             "until": None if isinstance(self.until, timedelta) else self.until,
             "until_ago": self.until if isinstance(self.until, timedelta) else None,
-            "source": self.source,
+            "source": source,
             "message_ids": list(self.message_ids) or None,
             "header_names": [name.lower() for name in self.headers],
             "header_values": list(self.headers.values()),

@@ -49,6 +49,7 @@ from txbox.dead_letters.letter_operation import (
 )
 from txbox.dead_letters.order import OrderStatements
 from txbox.errors import InvalidConfiguration, LetterNotFound, OperationNotFound, OutOfOrder
+from txbox.messages.destinations import INBOX
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt
 from txbox.postgres.sql import moment
@@ -179,13 +180,13 @@ class LetterOperations:
     ) -> LetterOperation:
         """Carry out an operation on its letters that are left or have failed, in order of their numbers.
 
-        Letters of a relay go back into the outbox. With ``ordered=True`` workers, a letter that waits behind another of
-        its key is redriven after that one if the operation has both; otherwise it fails.
+        Letters of a relay and of ``inbox:SUBSCRIBER`` go back into the outbox. With ``ordered=True`` workers, a letter
+        that waits behind another of its key is redriven after that one if the operation has both; otherwise it fails.
 
         Args:
             operation_id: its number.
             send: gives a letter back to its source, as for ``DeadLetters.redrive``; what it raises becomes that
-                letter's outcome. Not needed for a discard, nor for letters of a relay.
+                letter's outcome. Not needed for a discard, nor for letters that go back into the outbox.
             by: who carries it out; None: who asked for it.
             per_second: letters per second, at most; None: as selected. There is no burst after a pause.
             report: called with each letter's result, after its commit.
@@ -277,8 +278,9 @@ class LetterOperations:
             try:
                 if "outbox" in letter.envelope and "queue_url" in operation.options:
                     raise InvalidConfiguration("it was never sent, so it has no queue; leave out --queue")
-                if "outbox" in letter.envelope:
-                    republish_in(connection, letter, self._outbox)
+                target = operation.options.get("queue_url", letter.source)
+                if "outbox" in letter.envelope or target.startswith(INBOX):
+                    republish_in(connection, letter, self._outbox, target)
                 elif send is None:
                     raise InvalidConfiguration("it came from a queue: give carry_out the function that sends it there")
                 else:

@@ -6,14 +6,17 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
+from support.postgres.statements import run
 from support.waiting import wait_until
-from txbox import BrokerError, DeadLetter, DeadLetters, Inbox, InvalidConfiguration, OperationNotFound, Reason
+from txbox import BrokerError, DeadLetter, DeadLetters, Inbox, InvalidConfiguration, OperationNotFound, Outbox, Reason
 from txbox.dead_letters import LetterFilter, LetterOperation, LetterOperations, LetterResult, OperationKind
+from txbox.outbox.lanes import lanes_of
 
 REDRIVE, DISCARD = OperationKind.REDRIVE, OperationKind.DISCARD
 LETTER = DeadLetter("billing", "m", Reason.FAILED, "no", 5, "queue", b"{}")
@@ -281,6 +284,93 @@ def test_letters_of_a_relay_go_to_the_outbox(engine: Engine, operations: LetterO
     with engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT message_id, destination, key FROM outbox_message").all()
     assert [tuple(row) for row in rows] == [("m", "own:x", "ann")]
+
+
+def waiting(engine: Engine) -> list[tuple[object, ...]]:
+    columns = "message_id, destination, key, headers, body, lane"
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql(f"SELECT {columns} FROM outbox_message ORDER BY position").all()
+    return [(*row[:-1], row.lane in lanes_of(row.destination)) for row in rows]
+
+
+def test_letters_of_an_inbox_destination_go_to_the_outbox_as_they_were(
+    engine: Engine, operations: LetterOperations
+) -> None:
+    body, headers = b"\x00\xff", {"tenant": "t-1"}
+    letter = dataclasses.replace(LETTER, source="inbox:billing", body=body, headers=headers)
+    letters = DeadLetters(engine)
+    letters.park(dataclasses.replace(letter, message_id="m-0", envelope={"key": "ann"}))
+    letters.park(dataclasses.replace(letter, message_id="m-1", envelope={"key": None}))
+    park(engine, 1, subscriber_id="shipping", source="inbox:shipping")
+    operation = operations.select(LetterFilter(destination="inbox:billing"), REDRIVE, by="kim")
+    assert operation is not None
+    results: list[LetterResult] = []
+    operations.carry_out(operation.operation_id, report=results.append)
+    assert [(result.outcome, result.to_outbox) for result in results] == [("redriven", False)] * 2
+    expected = [
+        ("m-0", "inbox:billing", "ann", headers, body, True),
+        ("m-1", "inbox:billing", None, headers, body, True),
+    ]
+    assert waiting(engine) == expected
+    with engine.begin() as connection:
+        assert Inbox("billing", fingerprint=True).record(connection, "m-0", body), "its copy runs"
+
+
+def test_a_letter_is_marked_and_published_in_one_transaction(
+    engine: Engine, operations: LetterOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (number,) = park(engine, 1, source="inbox:billing")
+    operation = select(operations)
+    publish = Outbox.publish
+
+    def publish_and_die(*arguments: Any, **options: Any) -> None:
+        publish(*arguments, **options)
+        raise Killed
+
+    monkeypatch.setattr(Outbox, "publish", publish_and_die)
+    with pytest.raises(Killed):
+        operations.carry_out(operation.operation_id)
+    assert (waiting(engine), redriven(engine)) == ([], set())
+    monkeypatch.undo()
+    DeadLetters(engine).republish(number, Outbox())
+    assert ([row[0] for row in waiting(engine)], redriven(engine)) == (["m-0"], {number})
+
+
+def test_letters_of_a_key_are_published_in_the_order_of_their_places(
+    engine: Engine, operations: LetterOperations
+) -> None:
+    first, second = park(engine, 2, source="inbox:billing", order_key="ann")
+    letters = DeadLetters(engine)
+    letters.republish(first, Outbox())
+    run(engine, "DELETE FROM outbox_message")
+    (again,) = park(engine, 1, source="inbox:billing", order_key="ann")
+    assert again > second
+    operations.carry_out(select(operations).operation_id)
+    assert [row[0] for row in waiting(engine)] == ["m-0", "m-1"]
+
+
+@pytest.mark.parametrize(
+    ("source", "queue_url", "expected"),
+    [
+        ("inbox:billing", "inbox:other", [("m-0", "inbox:other")]),
+        ("inbox:billing", "queue", []),
+        ("https://sqs/1/q", "inbox:other", "send it to its source, https://sqs/1/q"),
+    ],
+)
+def test_another_queue_may_be_an_inbox_destination(
+    engine: Engine, operations: LetterOperations, source: str, queue_url: str, expected: object
+) -> None:
+    park(engine, 1, source=source)
+    operation = operations.select(LetterFilter(), REDRIVE, by="kim", queue_url=queue_url)
+    assert operation is not None
+    sent: list[str] = []
+    results: list[LetterResult] = []
+    operations.carry_out(operation.operation_id, lambda letter: sent.append(letter.message_id), report=results.append)
+    if isinstance(expected, str):
+        assert expected in (results[0].error or "")
+    else:
+        assert [row[:2] for row in waiting(engine)] == expected
+        assert sent == ([] if expected else ["m-0"])
 
 
 def test_a_queue_s_letter_without_a_way_back_fails(engine: Engine, operations: LetterOperations) -> None:
