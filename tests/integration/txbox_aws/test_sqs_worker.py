@@ -16,7 +16,7 @@ from support.txbox.events import Kept
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once
 from support.workers.memory_worker import at_work
-from txbox import BrokerError, DeadLetters, Inbox, LetterNotFound, Message, Outcome
+from txbox import BrokerError, DeadLetter, DeadLetters, Inbox, LetterNotFound, Message, Outcome, Reason
 from txbox.backoff import Backoff
 from txbox.instrumentation import HeartbeatFailed, Received, Settled
 from txbox_aws.sqs import SqsWorker, redrive_to_queue
@@ -325,3 +325,20 @@ def test_a_redriven_letter_is_processed_once_under_the_id_it_had(
     if not fifo:
         assert headers["own"]["picture"] == "AP8="
         assert headers["own, by sns"]["colour"] == "red"
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_a_letter_that_was_never_in_a_queue_arrives_there_as_it_was_published(
+    sqs: "SQSClient", make_queue: Callable[..., str], engine: Engine, fifo: bool
+) -> None:
+    queue = make_queue(fifo=fifo)
+    headers, envelope = {"tenant": "t-1"}, {"key": "ann"}
+    letter = DeadLetter(
+        "billing", "m", Reason.FAILED, "no", 3, "inbox:billing", b"\x00\xff", headers, envelope, order_key="ann"
+    )
+    redrive_to_queue(letter, client=sqs, queue_url=queue)
+    seen: list[Message] = []
+    with at_work(make(queue, engine, lambda _, message: seen.append(message))):
+        wait_until_empty(sqs, queue)
+    assert [(one.id, one.body, one.headers["tenant"]) for one in seen] == [("m", b"\x00\xff", "t-1")]
+    assert seen[0].headers["sqs-group-id" if fifo else "key"] == "ann"

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from txbox import BrokerError, DeadLetter, Reason
 from txbox.dead_letters.order import order_key
-from txbox.messages.destinations import is_fifo, is_token
+from txbox.messages.attributes import attributes as travelling
+from txbox.messages.attributes import encoded
+from txbox.messages.destinations import INBOX, is_fifo, is_token
 from txbox.messages.message import HEADER_DEDUPLICATION_ID, HEADER_FIRST_DELIVERY_ID, HEADER_KEY, HEADER_MESSAGE_ID
 from txbox_aws.clients import SQS, sqs_client, translated
 from txbox_aws.envelopes import restored_attributes
@@ -84,7 +86,11 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
             it.
     """
     target = queue_url or letter.source
-    attributes = restored_attributes(letter.envelope.get("attributes", {}))
+    attributes, text = restored_attributes(letter.envelope.get("attributes", {})), None
+    if letter.source.startswith(INBOX):  # it was never in a queue: it travels as a relay sends it
+        text, encoding = encoded(letter.body)
+        headers = travelling(letter.message_id, letter.headers, encoding)
+        attributes = {name: {"DataType": "String", "StringValue": value} for name, value in headers.items()}
     # A malformed message's id is the broker's: it must not override the id that the message turns out to carry once it
     # can be read.
     system = letter.envelope.get("system", {})
@@ -93,10 +99,10 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
         ids = {HEADER_FIRST_DELIVERY_ID: letter.message_id}
         if deduplication_id := system.get("MessageDeduplicationId"):
             ids[HEADER_DEDUPLICATION_ID] = deduplication_id
-    group = system.get("MessageGroupId")
+    group = system.get("MessageGroupId") or letter.envelope.get("key")
     if is_fifo(target):
         group = letter.order_key or group or f"redrive-{letter.dead_letter_id}"
-    elif is_fifo(letter.source):
+    elif is_fifo(letter.source) or letter.source.startswith(INBOX):
         group = None
     if letter.order_key is not None:
         _keep_order(letter, target, ids)
@@ -115,7 +121,7 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
     with translated(SQS, target), _given_or_own(client, target) as sqs:
         sqs.send_message(
             QueueUrl=target,
-            MessageBody=letter.body.decode(),
+            MessageBody=letter.body.decode() if text is None else text,
             MessageAttributes=attributes,  # type: ignore[arg-type]
             **routing,
         )
