@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from sqlalchemy import Engine
 
+from txbox.errors import InvalidConfiguration
 from txbox.operations.actions import note_action
 from txbox.operations.pauses import pause, resume
 from txbox.postgres.transactions import short_transaction
@@ -68,8 +69,11 @@ def pause_it(action: Action) -> str:
     note = action.form.get("note", "").strip()[:NOTE_CHARACTERS] or None
     schema, prefix = action.settings.schema, action.settings.prefix
     with action.recorded("pause", *named.values(), note=note):
-        if not pause(action.engine, **named, by=action.who, note=note, schema=schema, prefix=prefix):
-            raise NothingDone
+        try:
+            if not pause(action.engine, **named, by=action.who, note=note, schema=schema, prefix=prefix):
+                raise NothingDone
+        except InvalidConfiguration as error:
+            raise ActionRefused(str(error)) from error
     return back
 
 

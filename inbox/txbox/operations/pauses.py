@@ -18,7 +18,8 @@ from typing import Literal
 from sqlalchemy import Connection, Engine
 
 from txbox.errors import InvalidConfiguration
-from txbox.outbox.lanes import LANES_PER_DESTINATION, number_of
+from txbox.messages.destinations import INBOX
+from txbox.outbox.lanes import lanes_of
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
@@ -73,18 +74,22 @@ def pause(
     Args:
         engine: the database of the subscriber's inbox, or of the outbox.
         subscriber_id: whose workers stop processing.
-        destination: to which relays stop sending, as it was published.
+        destination: to which relays stop sending, as it was published; not ``inbox:SUBSCRIBER``.
         by: who asks for it, for people to read.
         note: why.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
 
     Raises:
-        InvalidConfiguration: not exactly one of the two is named.
+        InvalidConfiguration: not exactly one of the two is named, or no relay sends to the destination.
         SchemaMissing: our tables do not exist.
         TableLocked: another session has locked one of them.
     """
     kind, name = _named(subscriber_id, destination)
+    if kind == "destination" and name.startswith(INBOX):
+        raise InvalidConfiguration(
+            f"no relay sends to {name}, its workers take it from the outbox: pause the subscriber {name[len(INBOX) :]}"
+        )
     values = {"kind": kind, "name": name, "paused_by": storable(by), "note": note and storable(note)}
     sql = PauseStatements.load(schema, prefix)
     with short_transaction(engine) as connection:
@@ -128,15 +133,16 @@ def find_named(connection: Connection, name: str, *, schema: str | None = None, 
     inbox = (ours.worker_report, ours.processed_message, ours.message_failure, ours.dead_letter, ours.message_lease)
     for table in (*inbox, ours.outbox_message, ours.outbox_relay):
         check_table(connection, table)
-    first = number_of(name) * LANES_PER_DESTINATION
+    lanes, inbox_lanes = lanes_of(name), lanes_of(f"{INBOX}{name}")
     of_destination = {
         "name": name,
-        "first_lane": first,
-        "last_lane": first + LANES_PER_DESTINATION - 1,
+        "first_lane": lanes[0],
+        "last_lane": lanes[-1],
         "letters_of": f"{RELAY_SUBSCRIBER}:{name}",
     }
+    of_subscriber = {"name": name, "first_lane": inbox_lanes[0], "last_lane": inbox_lanes[-1]}
     found: list[Kind] = []
-    if connection.exec_driver_sql(sql.is_subscriber, {"name": name}).scalar_one():
+    if connection.exec_driver_sql(sql.is_subscriber, of_subscriber).scalar_one():
         found.append("subscriber")
     if connection.exec_driver_sql(sql.is_destination, of_destination).scalar_one():
         found.append("destination")

@@ -21,13 +21,14 @@ SELECT kind, name, paused_by, note, {{microseconds(paused_at)}} AS paused_at FRO
 
 -- name: is_subscriber
 -- Whether a subscriber of this name has left a trace. Each table has an index, or is small.
--- parameters: name text
+-- parameters: name text, first_lane bigint, last_lane bigint (of what waits for its workers in the outbox)
 -- returns: a boolean
 SELECT EXISTS (SELECT FROM {{worker_report}} WHERE subscriber_id = %(name)s)
   OR EXISTS (SELECT FROM {{processed_message}} WHERE subscriber_id = %(name)s)
   OR EXISTS (SELECT FROM {{message_failure}} WHERE subscriber_id = %(name)s)
   OR EXISTS (SELECT FROM {{dead_letter}} WHERE subscriber_id = %(name)s)
   OR EXISTS (SELECT FROM {{message_lease}} WHERE subscriber_id = %(name)s)
+  OR EXISTS (SELECT FROM {{outbox_message}} WHERE lane BETWEEN %(first_lane)s AND %(last_lane)s)
 
 -- name: is_destination
 -- Whether a destination of this name has left a trace: messages that wait, reports of relays, dead letters.

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 from support.program import Ended
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work, make, messages
-from txbox import Inbox
+from txbox import Inbox, Outbox
 from txbox.maintenance.rotation import InboxConversion
 from txbox.postgres import transactions
 from txbox_workers import reporter
@@ -127,3 +127,11 @@ def test_a_generation_that_another_session_has_locked_bounds_a_status(
         other.exec_driver_sql("LOCK TABLE processed_message_g1 IN ACCESS EXCLUSIVE MODE")
         txbox("status").failed_in_one_line(1, "processed_message is locked by another session")
     assert txbox("status").status == 0
+
+
+def test_no_relay_to_pause_sends_to_an_inbox_destination(txbox: Txbox, engine: Engine) -> None:
+    with engine.begin() as connection:
+        Outbox().publish(connection, "inbox:billing", "{}")
+    for options in ((), ("--destination",), ("--destination", "--force")):
+        txbox("pause", "inbox:billing", *options).failed_in_one_line(1, "pause the subscriber billing")
+    assert txbox("pause", "billing").out.startswith("paused: subscriber billing;"), "what waits for it is its trace"
