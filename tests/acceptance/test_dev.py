@@ -66,7 +66,8 @@ def printed_all(running: Running, arguments: Sequence[str]) -> bool:
     if "--json" in arguments:
         return printed.endswith("}\n")
     queues = [name for option, name in pairwise(arguments) if option == "--queue"]
-    return "export AWS_DEFAULT_REGION=" in printed and all(f"/{name}\n" in printed for name in queues)
+    last = "TXBOX_DATABASE_URL" if "--no-aws" in arguments else "AWS_DEFAULT_REGION"
+    return f"export {last}=" in printed and all(f"/{name}\n" in printed for name in queues)
 
 
 def exports(running: Running) -> dict[str, str]:
@@ -128,6 +129,13 @@ def test_a_shell_can_take_it_over(dev: Callable[..., Running], tmp_path: Path, t
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == "inbox: 0 rows\nqueue: 0 waiting, 0 delivered, 0 delayed\n"
+
+
+def test_without_aws_it_is_postgres_alone(dev: Callable[..., Running]) -> None:
+    printed = json.loads("".join(dev("--no-aws", "--json").out))
+    assert (list(printed["environment"]), printed["queues"]) == (["TXBOX_DATABASE_URL"], {})
+    assert run_process("db", "check", env=printed["environment"]).status == 0
+    run_process("dev", "--no-aws", "--queue", "orders").failed_in_one_line(2, "leave out --queue and --aws-port")
 
 
 def test_as_json_and_a_port_that_is_in_use_is_refused(dev: Callable[..., Running]) -> None:

@@ -9,35 +9,40 @@ from txbox_local.postgres.local_postgres import LocalPostgres
 
 
 class DevServices:
-    """PostgreSQL and a local AWS for `txbox dev`. The arguments are those of ``LocalPostgres`` and of ``LocalAws``."""
+    """PostgreSQL and, unless ``aws`` is False, a local AWS for `txbox dev`.
+
+    The other arguments are those of ``LocalPostgres`` and of ``LocalAws``.
+    """
 
     def __init__(
         self,
         directory: Path | None = None,
         *,
         port: int | None = None,
+        aws: bool = True,
         aws_port: int | None = None,
         durable: bool = True,
     ) -> None:
         self.postgres = LocalPostgres(directory, port=port, durable=durable)
-        self.aws = LocalAws(port=aws_port)
+        self.aws = LocalAws(port=aws_port) if aws else None
         self._started = ExitStack()
 
     def start(self) -> Self:
-        """Start both. If one fails with ``LocalServerError``, stop the other."""
+        """Start them. If one fails with ``LocalServerError``, stop the other."""
         with ExitStack() as starting:
             starting.enter_context(self.postgres)
-            starting.enter_context(self.aws)
+            if self.aws is not None:
+                starting.enter_context(self.aws)
             self._started = starting.pop_all()
         return self
 
     def stop(self) -> None:
-        """Stop both. Do nothing if they are stopped."""
+        """Stop them. Do nothing if they are stopped."""
         self._started.close()
 
     def environment(self) -> dict[str, str]:
         """Return the variables that lead txbox and boto3 to these services."""
-        return {"TXBOX_DATABASE_URL": self.postgres.url, **self.aws.environment()}
+        return {"TXBOX_DATABASE_URL": self.postgres.url, **(self.aws.environment() if self.aws else {})}
 
     def __enter__(self) -> Self:
         return self.start()

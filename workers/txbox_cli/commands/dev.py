@@ -35,6 +35,7 @@ def dev(
             "QUEUE_URL is the first one's URL.",
         ),
     ] = None,
+    no_aws: Annotated[bool, typer.Option("--no-aws", help="PostgreSQL alone.")] = False,
     no_tables: Annotated[
         bool, typer.Option("--no-tables", help="Create no tables: your own migrations do, by alembic or Django.")
     ] = False,
@@ -47,12 +48,9 @@ def dev(
     worker`, `txbox relay` and `txbox status` find both, and so does boto3: a topic, a table or a state machine of yours
     is made with it. If this process is killed, or its terminal closed, both servers end with it.
     """
-    # First: the extra that it needs brings boto3 with it.
+    if no_aws and (queues or aws_port is not None):
+        raise UsageError("--no-aws starts no AWS: leave out --queue and --aws-port")
     from txbox_local.services import DevServices
-
-    # isort: split
-    from txbox_aws.sqs import create_queue
-    from txbox_cli.settings import lead_boto3_to
 
     for name in queues or ():
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo", name):
@@ -61,12 +59,11 @@ def dev(
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    with DevServices(directory=data, port=port, aws_port=aws_port) as services:
+    with DevServices(directory=data, port=port, aws=not no_aws, aws_port=aws_port) as services:
         if not no_tables:
             _create_tables(services.postgres.url)
         environment = dict(services.environment())
-        unset = lead_boto3_to(environment)
-        queue_urls = {name: create_queue(name) for name in queues or ()}
+        unset, queue_urls = (False, {}) if no_aws else _create_queues(environment, queues or ())
         if queue_urls:
             environment["QUEUE_URL"] = next(iter(queue_urls.values()))
             environment |= {variables[name]: url for name, url in queue_urls.items()}
@@ -81,6 +78,15 @@ def dev(
         typer.echo(f"ready; the data in {services.postgres.directory} {where}; Ctrl-C stops", err=True)
         stopping.wait()
     typer.echo("stopped", err=True)
+
+
+def _create_queues(environment: dict[str, str], names: Iterable[str]) -> tuple[bool, dict[str, str]]:
+    """Create queues in the local AWS. Return whether AWS_ENDPOINT_URL_SQS has to be unset, and their URLs by name."""
+    from txbox_aws.sqs import create_queue
+    from txbox_cli.settings import lead_boto3_to
+
+    unset = lead_boto3_to(environment)
+    return unset, {name: create_queue(name) for name in names}
 
 
 def _create_tables(url: str) -> None:
