@@ -16,6 +16,7 @@ from typing import Any, Unpack
 
 from txbox import BrokerError, DeadLetter, InvalidConfiguration, Message
 from txbox.relay import OutboxMessage, PartlySent, Refused
+from txbox_workers.brokers import DatabasePlace
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import WorkerOptions
 from txbox_workers.worker import Worker
@@ -131,7 +132,7 @@ class DirectoryQueue:
 class DirectoryBroker:
     """What the entry point names."""
 
-    def queue(self, name: str) -> DirectoryQueue:
+    def queue(self, name: str, place: DatabasePlace) -> DirectoryQueue:
         return DirectoryQueue(name)
 
     def publishers(self) -> Mapping[str, DirectoryPublisher]:

@@ -61,7 +61,7 @@ PUBLIC = {
     "txbox_aws.envelopes": "Envelope open_envelope",
     "txbox_workers.visibility_heartbeat": "VisibilityHeartbeat",
     "txbox_workers.memory_source": "MemorySource",
-    "txbox_workers.brokers": "Broker GROUP Queue broker_entry broker_of letter_sender load scheme",
+    "txbox_workers.brokers": "Broker DatabasePlace GROUP Queue broker_entry broker_of letter_sender load scheme",
     "txbox_testing.conformance.source": "QueueUnderTest SourceConformance",
     "txbox_testing.conformance.publisher": """
         AsyncDestinationUnderTest AsyncPublisherConformance DestinationUnderTest PublisherConformance SendAnswer
@@ -105,13 +105,14 @@ PUBLIC = {
     "txbox.operations.actions": "AUDIT OperatorAction note_action read_actions",
     "txbox.status": """
         ActivitySeries ArchiveStatus BlockedLoad EXACT_UP_TO_ROWS GenerationStatus HandlerConflict HorizonStatus
-        MaintenanceTask Runway RunwayReporter Status SubscriberStatus WorkerStatus find_blocked_loads read_activity
-        read_runway read_status
+        InboxBacklog MaintenanceTask Runway RunwayReporter Status SubscriberStatus WorkerStatus find_blocked_loads
+        inbox_backlogs read_activity read_runway read_status
     """,
     "txbox.status.exporter.prometheus": "DatabaseCollector",
     "txbox.leases.status": "LeaseStatus LedgerStatus read_lease_status",
     "txbox.outbox.status": """
-        COUNTED_MESSAGES DestinationStatus OutboxStatus RelayStatus read_outbox_status relays_at_work
+        COUNTED_MESSAGES DestinationStatus OutboxStatus RelayStatus is_relayed read_backlog read_outbox_status
+        relays_at_work with_estimates
     """,
     "txbox.outbox.snapshot_holders": "SnapshotHolder find_snapshot_holders sees_all_sessions without_values",
     "txbox.outbox.sent_messages": "CHUNK_MESSAGES ReplayChunk SentFilter SentMessage SentMessages",

@@ -9,6 +9,7 @@ from txbox_aws.publishers import AwsPublisher, aws_publishers
 from txbox_aws.sqs.queues import queue_backlog, redrive_to_queue
 from txbox_aws.sqs.source import VISIBILITY_SECONDS
 from txbox_aws.sqs.worker import SqsWorker
+from txbox_workers.brokers import DatabasePlace
 from txbox_workers.options import WorkerOptions
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class SqsBroker:
     """The queues of SQS, by URL."""
 
-    def queue(self, name: str) -> "SqsQueue":
+    def queue(self, name: str, place: DatabasePlace) -> "SqsQueue":  # noqa: ARG002 - SQS needs no database
         return SqsQueue(name)
 
     def publishers(self) -> Mapping[str, AwsPublisher]:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 
 from txbox.extras import needs
 from txbox.text import text_of
-from txbox_workers.brokers import Queue, broker_of
+from txbox_workers.brokers import DatabasePlace, Queue, broker_of
 
 with needs("prometheus"):
     from prometheus_client.core import GaugeMetricFamily, Metric
@@ -30,15 +30,18 @@ GAUGES = {
 class QueueCollector(Collector):
     """Asks all queues at the same time when it is scraped, at most once an interval."""
 
-    def __init__(self, queue_urls: Sequence[str], *, interval_seconds: float, limit_seconds: float) -> None:
+    def __init__(
+        self, queue_urls: Sequence[str], place: DatabasePlace, *, interval_seconds: float, limit_seconds: float
+    ) -> None:
         """Remember the queues. None is asked before the first scrape.
 
         Args:
             queue_urls: each queue's URL or other name, once.
+            place: the database, for queues that are in it.
             interval_seconds: how long an answer is reused.
             limit_seconds: how long a whole read may take. A queue that has not answered by then is left out.
         """
-        self._queue_urls = queue_urls
+        self._queue_urls, self._place = queue_urls, place
         self._interval_seconds = interval_seconds
         self._limit_seconds = limit_seconds
         self._reading = threading.Lock()
@@ -84,7 +87,7 @@ class QueueCollector(Collector):
     def _ask(self, url: str, answer: Future[Backlog]) -> None:
         try:
             if url not in self._queues:
-                self._queues[url] = broker_of(url).queue(url)
+                self._queues[url] = broker_of(url).queue(url, self._place)
             answer.set_result(self._queues[url].backlog())
         except BaseException as error:  # noqa: BLE001 - the scrape is told
             answer.set_exception(error)

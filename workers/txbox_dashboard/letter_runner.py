@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from txbox.dead_letters import LetterOperations
 from txbox.text import text_of
 from txbox_dashboard.settings import DashboardSettings
-from txbox_workers.brokers import letter_sender
+from txbox_workers.brokers import DatabasePlace, letter_sender
 
 
 @dataclass(slots=True)
@@ -32,6 +32,7 @@ class LetterRunner:
     def __init__(self, engine: Engine, settings: DashboardSettings) -> None:
         self._operations = LetterOperations(engine, schema=settings.schema, prefix=settings.prefix)
         self._settings = settings
+        self._place = DatabasePlace(engine, settings.schema, settings.prefix)
         self._jobs: dict[int, _Job] = {}
         self._waiting: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -84,7 +85,7 @@ class LetterRunner:
 
     def _carry_out(self, job: _Job) -> None:
         with ExitStack() as stack:
-            send = self._settings.send or stack.enter_context(letter_sender(job.queue_url))
+            send = self._settings.send or stack.enter_context(letter_sender(self._place, job.queue_url))
             self._operations.carry_out(job.operation_id, send, by=job.who, pause=job.stopping.wait)
 
 

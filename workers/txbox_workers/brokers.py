@@ -12,8 +12,11 @@ The entry point is imported only when a queue of its scheme is named.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Protocol, Unpack, cast
+
+from sqlalchemy import Engine
 
 from txbox import DeadLetter, InvalidConfiguration, TxboxError
 
@@ -22,10 +25,25 @@ if TYPE_CHECKING:
     from txbox_workers.options import WorkerOptions
     from txbox_workers.worker import Worker
 
-__all__ = ["GROUP", "Broker", "Queue", "broker_entry", "broker_of", "letter_sender", "load", "scheme"]
+__all__ = ["GROUP", "Broker", "DatabasePlace", "Queue", "broker_entry", "broker_of", "letter_sender", "load", "scheme"]
 
 GROUP = "txbox.brokers"
 """The group of the entry points."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabasePlace:
+    """The database that is asked about a queue: a broker whose queues are in it needs no other connection.
+
+    Attributes:
+        engine: where to open short transactions.
+        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+    """
+
+    engine: Engine
+    schema: str | None = None
+    prefix: str = ""
 
 
 class Queue(Protocol):
@@ -47,8 +65,12 @@ class Queue(Protocol):
 class Broker(Protocol):
     """The queues of one scheme in one package. The entry point names it, usually a class without arguments."""
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: str, place: DatabasePlace) -> Queue:
         """Return a queue by its full name, such as ``dir:/var/spool/purchases``. It does not connect yet.
+
+        Args:
+            name: its full name.
+            place: the database of the command or the dashboard that asks.
 
         Raises:
             InvalidConfiguration: this is not the name of a queue.
@@ -114,7 +136,7 @@ def broker_entry(queue: str) -> EntryPoint:
 
 
 @contextmanager
-def letter_sender(queue: str | None = None) -> Iterator[Callable[[DeadLetter], None]]:
+def letter_sender(place: DatabasePlace, queue: str | None = None) -> Iterator[Callable[[DeadLetter], None]]:
     """Yield a function that sends letters back to their own queues, or all to ``queue``. It opens each queue once."""
     with ExitStack() as opened:
         queues: dict[str, Queue] = {}
@@ -122,7 +144,7 @@ def letter_sender(queue: str | None = None) -> Iterator[Callable[[DeadLetter], N
         def send(letter: DeadLetter) -> None:
             target = queue or letter.source
             if target not in queues:
-                queues[target] = opened.enter_context(closing(broker_of(target).queue(target)))
+                queues[target] = opened.enter_context(closing(broker_of(target).queue(target, place)))
             queues[target].send_back(letter)
 
         yield send

@@ -16,6 +16,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, RowMapping, Table
 from sqlalchemy.exc import DBAPIError
 
+from txbox.messages.destinations import INBOX
+from txbox.outbox.lanes import lanes_of
 from txbox.outbox.snapshot_holders import SnapshotHolder, find_snapshot_holders, sees_all_sessions
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
@@ -27,8 +29,11 @@ __all__ = [
     "DestinationStatus",
     "OutboxStatus",
     "RelayStatus",
+    "is_relayed",
+    "read_backlog",
     "read_outbox_status",
     "relays_at_work",
+    "with_estimates",
 ]
 
 COUNTED_MESSAGES = 100_000
@@ -56,6 +61,8 @@ class OutboxStatusStatements(SqlFile, file="status.sql"):
     plan_by_index: str
     backlog: str
     backlog_by_lane: str
+    backlog_of: str
+    estimate_of: str
     row_estimates: str
     relays: str
     relays_at_work: str
@@ -72,6 +79,7 @@ class DestinationStatus:
         delayed: messages whose time has not come.
         retrying: messages that were refused, or that wait behind a refused one of their key.
         exact: they were counted; otherwise there are at least so many.
+        estimate: how many there are in all by the planner, for ``inbox:SUBSCRIBER``; None if they were counted.
         oldest_seconds: how long ago the oldest message that is not delayed was published; None: there is none.
         most_attempts: how often the message that was refused most often was refused.
         error: why that message was last refused.
@@ -85,6 +93,7 @@ class DestinationStatus:
     delayed: int = 0
     retrying: int = 0
     exact: bool = True
+    estimate: int | None = None
     oldest_seconds: float | None = None
     most_attempts: int = 0
     error: str | None = None
@@ -193,6 +202,9 @@ def read_outbox_status(
     rows = bounds.rows(sql.relays, _STALE)
     relays = tuple(RelayStatus(**with_moments(row, "started_at")) for row in rows or ())
     found, exact, in_time = _destinations(bounds)
+    if not exact:
+        with short_transaction(engine) as connection:  # it reads no table
+            found = with_estimates(connection, sql, found)
     counted = sum(one.waiting + one.delayed + one.retrying for one in found)
     kept = bounds.rows(sql.kept, {"limit": COUNTED_MESSAGES + 1})
     kept_exact = kept is not None and kept[0]["messages"] <= COUNTED_MESSAGES
@@ -226,6 +238,52 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
             return None
         raise
     return None if found is None else int(found[0]["count"])
+
+
+def is_relayed(destination: str) -> bool:
+    """Return whether relays send what is published to a destination, rather than workers of this database."""
+    return not destination.startswith(INBOX)
+
+
+def read_backlog(
+    engine: Engine, destination: str, *, schema: str | None = None, prefix: str = ""
+) -> Mapping[str, int] | None:
+    """Return about how many messages of a destination are ``waiting``, and ``delayed``: failed ones, too.
+
+    More than ``COUNTED_MESSAGES`` are estimated, from the share of each among those that were looked at. None: they
+    could not be read in time. The arguments and errors are those of ``read_outbox_status``.
+    """
+    sql = OutboxStatusStatements.load(schema, prefix)
+    bounds = _Bounds(engine, sql)
+    bounds.check(sql.tables.outbox_message)
+    found = bounds.rows(sql.backlog_of, {**_lanes(destination), "limit": COUNTED_MESSAGES + 1})
+    if found is None:
+        return None
+    counted = int(found[0]["waiting"] + found[0]["delayed"])
+    with short_transaction(engine) as connection:
+        about = _estimate(connection, sql, destination) if counted > COUNTED_MESSAGES else counted
+    return {state: count * max(about, counted) // max(counted, 1) for state, count in found[0].items()}
+
+
+def _estimate(connection: Connection, sql: OutboxStatusStatements, destination: str) -> int:
+    """Return how many messages a destination has, by the planner's estimate."""
+    (plan,) = connection.exec_driver_sql(sql.estimate_of, _lanes(destination)).scalar_one()
+    return int(plan["Plan"]["Plan Rows"])
+
+
+def with_estimates(
+    connection: Connection, sql: OutboxStatusStatements, found: Sequence[DestinationStatus]
+) -> list[DestinationStatus]:
+    """Return destinations that were not counted with the estimates of those that no relay sends to."""
+    return [
+        one if is_relayed(one.destination) else replace(one, estimate=_estimate(connection, sql, one.destination))
+        for one in found
+    ]
+
+
+def _lanes(destination: str) -> dict[str, int]:
+    lanes = lanes_of(destination)
+    return {"low": lanes[0], "high": lanes[-1]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,19 @@ WITH RECURSIVE walk AS (
   ) AS m
 ), {{counted}}
 
+-- name: backlog_of
+-- The messages of one destination, by its lanes.
+-- parameters: low bigint, high bigint (its lanes), limit bigint (how many to look at)
+-- returns: waiting, delayed (also those that were refused, and those behind them)
+SELECT count(*) FILTER (WHERE due_at IS NULL) AS waiting, count(due_at) AS delayed
+FROM (SELECT due_at FROM {{outbox_message}} WHERE lane BETWEEN %(low)s AND %(high)s LIMIT %(limit)s) AS bounded
+
+-- name: estimate_of
+-- The planner's estimate of how many messages one destination has. It reads none of them.
+-- parameters: low bigint, high bigint (its lanes)
+-- returns: the plan, with its rows
+EXPLAIN (FORMAT JSON) SELECT FROM {{outbox_message}} WHERE lane BETWEEN %(low)s AND %(high)s
+
 -- name: row_estimates
 -- Postgres's estimates of a table's rows: how many there are, and how many were removed but not cleaned up.
 -- parameters: name text (quoted)

@@ -1,6 +1,7 @@
 """The state of a database: what is processed, in flight, to be sent or parked, and which bulk loads are blocked."""
 
 from txbox.status.activity import ActivitySeries, read_activity
+from txbox.status.backlogs import InboxBacklog, inbox_backlogs
 from txbox.status.bulk_loads import BlockedLoad, find_blocked_loads
 from txbox.status.runway import (
     ArchiveStatus,
@@ -22,6 +23,7 @@ __all__ = [
     "GenerationStatus",
     "HandlerConflict",
     "HorizonStatus",
+    "InboxBacklog",
     "MaintenanceTask",
     "Runway",
     "RunwayReporter",
@@ -29,6 +31,7 @@ __all__ = [
     "SubscriberStatus",
     "WorkerStatus",
     "find_blocked_loads",
+    "inbox_backlogs",
     "read_activity",
     "read_runway",
     "read_status",

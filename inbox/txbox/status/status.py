@@ -19,6 +19,7 @@ from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import bounded_wait, check_table
+from txbox.status.backlogs import InboxBacklog, inbox_backlogs
 from txbox.status.bulk_loads import BlockedLoad, find_blocked_loads
 from txbox.status.runway import Runway, read_runway
 from txbox.status.workers import WorkerStatus, read_workers
@@ -90,6 +91,7 @@ class Status:
         workers: those that have not signed off, by subscriber.
         pauses: the subscribers and destinations that are paused.
         runway: what is kept and forgotten; None if nothing was ever to be forgotten.
+        backlogs: what waits for workers of this database, by destination.
     """
 
     inbox_rows: int
@@ -102,6 +104,7 @@ class Status:
     workers: tuple[WorkerStatus, ...] = ()
     pauses: tuple[Pause, ...] = ()
     runway: Runway | None = None
+    backlogs: tuple[InboxBacklog, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -172,7 +175,8 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
     outbox = read_outbox_status(engine, schema=schema, prefix=prefix, dead_letters=unsent)
     most = math.inf if asked else EXACT_UP_TO_ROWS
     leases = read_lease_status(engine, schema=schema, prefix=prefix, exact_up_to_rows=most)
-    return Status(rows, exact, lines, outbox, leases, blocked, conflicts, workers, pauses, runway)
+    backlogs = inbox_backlogs(outbox.destinations, workers)
+    return Status(rows, exact, lines, outbox, leases, blocked, conflicts, workers, pauses, runway, backlogs)
 
 
 def read_conflicts(

@@ -7,8 +7,12 @@ from sqlalchemy import Engine
 
 from support.postgres.statements import run
 from support.postgres.tables import make_tables
+from support.txbox.outbox import publish
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason, SchemaMissing
-from txbox.status import Status, SubscriberStatus, read_status
+from txbox.outbox import Outgoing
+from txbox.outbox import status as outbox_status
+from txbox.outbox.status import read_backlog
+from txbox.status import InboxBacklog, Status, SubscriberStatus, read_status
 from txbox.status import status as status_module
 
 
@@ -119,3 +123,38 @@ def test_plain_values(engine: Engine) -> None:
     found = read_status(engine).as_dict()
     assert found["subscribers"][0]["dead_letters"] == {"failed": 1}
     assert set(found["subscribers"][0]) == set(SubscriberStatus.__slots__)
+
+
+def report(engine: Engine, source: str, rates: str, age: str = "0 s") -> None:
+    run(
+        engine,
+        "INSERT INTO worker_report (worker_id, subscriber_id, source, host, pid, version, state, per_second, seen_at) "
+        f"VALUES (gen_random_uuid()::text, 'billing', '{source}', 'h', 1, '1', 'working', '{rates}', "
+        f"now() - interval '{age}')",
+    )
+
+
+def test_what_waits_for_workers_is_put_in_relation_to_what_they_settle(engine: Engine) -> None:
+    publish(engine, *(Outgoing("inbox:billing", "{}") for _ in range(30)), Outgoing("inbox:billing", "{}", delay=60))
+    publish(engine, Outgoing("own:a", "{}"))
+    [line] = read_status(engine).backlogs
+    assert line == InboxBacklog("inbox:billing", "billing", 30, True, 1, 0, None, None)
+    report(engine, "inbox:billing", '{"processed": 4, "duplicate": 1, "failed": 100}')
+    report(engine, "inbox:billing", '{"processed": 5}')
+    report(engine, "inbox:billing", '{"processed": 90}', age="1 min")
+    report(engine, "queue", '{"processed": 90}')
+    [line] = read_status(engine).backlogs
+    assert (line.workers, line.per_second, line.drain_seconds) == (2, 10.0, 3.0)
+
+
+def test_a_backlog_that_is_not_counted_is_estimated(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(engine, *(Outgoing("inbox:billing", str(number)) for number in range(500)))
+    publish(engine, *(Outgoing("own:a", str(number)) for number in range(500)))
+    run(engine, "ANALYZE outbox_message")
+    monkeypatch.setattr(outbox_status, "COUNTED_MESSAGES", 64)
+    found = read_status(engine)
+    [line] = found.backlogs
+    assert not line.exact
+    assert 400 <= line.messages <= 600
+    assert [one.estimate is None for one in found.outbox.destinations] == [False, True]
+    assert 400 <= sum((read_backlog(engine, "inbox:billing") or {}).values()) <= 600

@@ -197,3 +197,18 @@ def test_scrapes_at_once_share_one_read(
     collector = DatabaseCollector(engine)
     assert len(list(pool.map(lambda _: list(collector.collect()), range(4)))) == 4
     assert len(reads) == 1
+
+
+def test_what_waits_for_workers_has_no_relays_and_takes_a_time(engine: Engine) -> None:
+    with engine.begin() as connection:
+        for _ in range(30):
+            Outbox().publish(connection, "inbox:billing", "{}")
+        connection.exec_driver_sql(
+            "INSERT INTO worker_report (worker_id, subscriber_id, source, host, pid, version, state, per_second) "
+            "VALUES ('w', 'billing', 'inbox:billing', 'h', 1, '1', 'working', '{\"processed\": 10}')"
+        )
+    found = scrape(DatabaseCollector(engine))
+    assert found[key("outbox_messages", destination="inbox:billing", state="waiting")] == 30
+    assert found[key("outbox_oldest_seconds", destination="inbox:billing")] >= 0
+    assert found[key("outbox_drain_seconds", destination="inbox:billing")] == 3
+    assert key("outbox_unreachable_relays", destination="inbox:billing") not in found

@@ -1,8 +1,10 @@
 """A broker of another package, whose queues are directories: each command that takes a queue finds it by its scheme."""
 
+import os
 import signal
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,13 @@ from sqlalchemy import Engine
 from support.directory_broker import DirectorySource, install, write
 from support.program import Ended, Running
 from support.waiting import wait_until
-from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Outbox, Reason
+from txbox import DeadLetter, DeadLetters, Inbox, InvalidConfiguration, Outbox, Reason
 from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
+from txbox.outbox import status
 from txbox_cli.queue_collector import QueueCollector
 from txbox_dashboard.letter_runner import LetterRunner
 from txbox_dashboard.settings import DashboardSettings
-from txbox_workers.brokers import broker_entry, broker_of, scheme
+from txbox_workers.brokers import DatabasePlace, broker_entry, broker_of, scheme
 
 TESTS = Path(__file__).parents[2]
 
@@ -28,7 +31,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     installed, folder = install(tmp_path / "site"), tmp_path / "purchases"
     folder.mkdir()
     monkeypatch.syspath_prepend(installed)
-    monkeypatch.setenv("PYTHONPATH", f"{installed}:{TESTS}")
+    monkeypatch.setenv("PYTHONPATH", f"{installed}:{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     return f"dir:{folder}"
 
 
@@ -99,10 +102,11 @@ def test_the_dashboard_sends_letters_back_to_it(queue: str, engine: Engine) -> N
         assert [one.message.id for one in source.receive()] == ["m"]
 
 
-def test_the_exporter_asks_it_for_its_backlog(queue: str) -> None:
+def test_the_exporter_asks_it_for_its_backlog(queue: str, engine: Engine) -> None:
     write(queue, "m", b"{}", {})
     registry = CollectorRegistry()
-    registry.register(QueueCollector([queue, f"{queue}-not"], interval_seconds=1e-9, limit_seconds=20))
+    queues = [queue, f"{queue}-not"]
+    registry.register(QueueCollector(queues, DatabasePlace(engine), interval_seconds=1e-9, limit_seconds=20))
     labels = {"source": queue, "state": "waiting"}
     assert registry.get_sample_value("txbox_queue_messages", labels) == 1
     assert registry.get_sample_value("txbox_queue_up", {"source": f"{queue}-not"}) == 0
@@ -113,7 +117,7 @@ def test_a_queue_of_no_installed_package_is_refused_before_anything_is_done(
 ) -> None:
     asked = txbox("status", "--queue", "kafka:purchases")
     asked.failed_in_one_line(
-        2, "--queue: no installed package has the queue 'kafka:purchases': they offer dir, sqs, and not kafka"
+        2, "--queue: no installed package has the queue 'kafka:purchases': they offer dir, inbox, sqs, and not kafka"
     )
     txbox("status", "--queue", "purchases").failed_in_one_line(2, "--queue must be the URL of a queue")
 
@@ -125,3 +129,37 @@ def test_a_queue_is_found_by_its_scheme_and_nothing_is_imported_for_that(queue: 
     for name in ("memory", "", "dir:", "dir: ", "Dir:/a"):
         with pytest.raises(InvalidConfiguration, match="names no queue"):
             scheme(name)
+
+
+def test_the_outbox_is_the_queue_of_each_subscriber(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, letter = (
+        broker_of("inbox:billing"),
+        DeadLetter("billing", "m", Reason.FAILED, "no", 3, "inbox:billing", b"{}"),
+    )
+    assert broker.publishers() == {}
+    queue = broker.queue("inbox:billing", DatabasePlace(engine))
+    assert queue.backlog() == {"waiting": 0, "delayed": 0}
+    queue.send_back(letter)
+    with engine.begin() as connection:
+        Outbox().publish(connection, "inbox:billing", "{}", delay=3600)
+        Outbox().publish(connection, "inbox:shipping", "{}")
+    assert queue.backlog() == {"waiting": 1, "delayed": 1}
+    monkeypatch.setattr(status, "COUNTED_MESSAGES", 1)
+    assert sum(queue.backlog().values()) >= 1, "estimated"
+    with pytest.raises(InvalidConfiguration, match="send it to its source, dir:/a"):
+        queue.send_back(replace(letter, source="dir:/a"))
+    with pytest.raises(InvalidConfiguration, match="the name behind inbox:"):
+        broker.queue(f"inbox:{'x' * 2000}", DatabasePlace(engine))
+    registry = CollectorRegistry()
+    registry.register(
+        QueueCollector(["inbox:shipping"], DatabasePlace(engine), interval_seconds=1e-9, limit_seconds=20)
+    )
+    assert registry.get_sample_value("txbox_queue_messages", {"source": "inbox:shipping", "state": "waiting"}) == 1
+
+
+def test_an_inbox_destination_is_for_its_subscriber_alone(engine: Engine) -> None:
+    broker = broker_of("inbox:billing")
+    with pytest.raises(InvalidConfiguration, match=r"for the subscriber billing alone: take inbox:shipping"):
+        broker.worker("inbox:billing", visibility_seconds=None, inbox=Inbox("shipping"), engine=engine)
+    with pytest.raises(InvalidConfiguration, match="visibility_seconds has no effect on inbox:billing"):
+        broker.worker("inbox:billing", visibility_seconds=30, inbox=Inbox("billing"), engine=engine)

@@ -442,3 +442,11 @@ def test_processes_that_are_killed_send_no_committed_letter_twice(
     assert sum(sent.values()) - LETTERS <= KILLS, "only what was in the hands of a killed process was sent again"
     assert redriven() == LETTERS
     assert LetterOperations(engine).get(operation.operation_id).outcomes == {"redriven": LETTERS}
+
+
+def test_letters_of_an_inbox_destination_need_no_relay(txbox: Txbox, engine: Engine) -> None:
+    letter = DeadLetter("billing", "m", Reason.FAILED, "no", 3, "inbox:billing", b"{}", envelope={"key": "ann"})
+    DeadLetters(engine).park(letter)
+    done = txbox("dead-letters", "redrive", "--destination", "inbox:billing", "--all")
+    assert (done.status, done.out, done.err) == (0, "1 sent through again\n", "")
+    assert "queue: 1 waiting, 0 delayed\n" in txbox("status", "--queue", "inbox:billing").out

@@ -46,6 +46,7 @@ from txbox_cli.monitoring_server import (
 from txbox_cli.options import DatabaseTarget
 from txbox_cli.queue_collector import QueueCollector
 from txbox_local import LocalPostgres
+from txbox_workers.brokers import DatabasePlace
 from txbox_workers.memory_source import MemorySource
 
 if TYPE_CHECKING:
@@ -213,7 +214,8 @@ def test_connections_beyond_the_bound_are_closed_while_all_others_are_answered()
 
 def registry_of(*queues: str, limit_seconds: float = 20.0) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(QueueCollector(queues, interval_seconds=1e-9, limit_seconds=limit_seconds))
+    place = DatabasePlace(create_engine("postgresql+psycopg://"))  # SQS needs no database
+    registry.register(QueueCollector(queues, place, interval_seconds=1e-9, limit_seconds=limit_seconds))
     return registry
 
 

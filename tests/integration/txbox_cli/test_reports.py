@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from support.aws.queues import held
 from support.program import COMMAND, Ended
 from support.txbox.leases import acquired, dynamodb_store
-from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
+from txbox import DeadLetter, DeadLetters, Failures, Inbox, Outbox, Reason
 from txbox.backoff import Backoff
 from txbox.leases import PostgresLedger
 from txbox.maintenance.rotation import generations
@@ -70,8 +70,9 @@ def test_status_of_nothing(txbox: Txbox) -> None:
     found = json.loads(txbox("status", "--json").out)
     leases = {"rows": 0, "exact": True, "ledgers": []}
     outbox = json.loads(NOTHING_IN_THE_OUTBOX)
-    empty = {"subscribers": [], "blocked_loads": [], "conflicts": [], "workers": [], "pauses": [], "runway": None}
-    assert found == {"inbox_rows": 0, "exact": True, **empty, "outbox": outbox, "leases": leases}
+    empty = ("subscribers", "blocked_loads", "conflicts", "workers", "pauses", "backlogs")
+    of_nothing = {"runway": None, **{name: [] for name in empty}}
+    assert found == {"inbox_rows": 0, "exact": True, **of_nothing, "outbox": outbox, "leases": leases}
 
 
 def test_status_names_conflicts_and_where_they_were(txbox: Txbox, engine: Engine) -> None:
@@ -320,3 +321,21 @@ def test_an_inbox_is_turned_into_a_rotating_one_and_back(
         assert (busy.status, "run it again" in busy.err) == (1, True)
     engine.dispose()
     assert empty("db", "rotate-inbox", "--back", *place).out == "the inbox is one table\n"
+
+
+def test_what_waits_for_workers_of_the_database_needs_no_relay(txbox: Txbox, engine: Engine) -> None:
+    with engine.begin() as connection:
+        Outbox().publish(connection, "inbox:billing", "{}")
+    said = txbox("status").out
+    assert "outbox: 1 message\n" in said, "nothing of relays"
+    start = "start a PostgresWorker of billing, or `txbox worker --queue inbox:billing`"
+    assert f"inbox:billing: no worker is at work; {start}\n" in said
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO worker_report (worker_id, subscriber_id, source, host, pid, version, state, per_second) "
+            "VALUES ('w', 'billing', 'inbox:billing', 'h', 1, '1', 'working', '{\"processed\": 0.5}')"
+        )
+        Outbox().publish(connection, "own:a", "{}")
+    said = txbox("status").out
+    assert "inbox:billing: 1 worker, 0.5 per second; 1 message, done in 2 s\n" in said
+    assert "outbox: 2 messages; no relay is at work\n" in said

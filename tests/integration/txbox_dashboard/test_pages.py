@@ -204,3 +204,19 @@ def read_of(engine: Engine) -> int:
             "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relid = 'processed_message'::regclass"
         )
         return int(found.scalar_one())
+
+
+def test_what_waits_for_workers_is_no_matter_of_relays(pages: TestClient, engine: Engine) -> None:
+    publish(engine, *outgoing(5, to="inbox:billing"))
+    DeadLetters(engine).park(DeadLetter("billing", "m", Reason.FAILED, "no", 3, "inbox:billing", b"{}"))
+    row = row_of(text_of(pages, "/outbox"), "inbox:billing 5 0 0", "Held keys")
+    assert "no worker is at work start a PostgresWorker of billing" in row
+    run(
+        engine,
+        "INSERT INTO worker_report (worker_id, subscriber_id, source, host, pid, version, state, per_second) "
+        "VALUES ('w', 'billing', 'inbox:billing', 'h', 1, '1', 'working', '{\"processed\": 0.5}')",
+    )
+    row = row_of(text_of(pages, "/outbox"), "inbox:billing 5 0 0", "Held keys")
+    assert "1 at work 0.5 a second; what waits takes 10" in row
+    assert 'href="/letters?subscriber=billing">1</a>' in pages.get("/outbox").text
+    assert '<div class="tile "><dt>Relays</dt>' in pages.get("/outbox").text, "nothing is wrong without one"

@@ -65,7 +65,7 @@ def exporter(
     """
     wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
     with (
-        db.engine(pool_size=2, max_overflow=0, hide_parameters=True) as engine,
+        db.engine(pool_size=2, max_overflow=len(queue_url or ()), hide_parameters=True) as engine,
         hangup_terminates(),
         StopSignals(wake),
         exporting(
@@ -105,8 +105,12 @@ def exporting(
     registry.register(collector)
     if queues:
         from txbox_cli.queue_collector import QueueCollector
+        from txbox_workers.brokers import DatabasePlace
 
-        registry.register(QueueCollector(queues, interval_seconds=interval_seconds, limit_seconds=QUEUES_SECONDS))
+        place = DatabasePlace(engine, db.schema, db.prefix)
+        registry.register(
+            QueueCollector(queues, place, interval_seconds=interval_seconds, limit_seconds=QUEUES_SECONDS)
+        )
 
     def ready() -> tuple[int, str, bytes]:
         if collector.database_answers():

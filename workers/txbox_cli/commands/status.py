@@ -13,7 +13,7 @@ import typer
 
 from txbox import TxboxError
 from txbox_cli.errors import explain, mask
-from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue
+from txbox_cli.options import DatabaseOptions, DatabaseTarget, JsonOption, checked_queue
 from txbox_cli.output import counted, plain_console, print_json, print_table, printable, span
 from txbox_cli.signals import terminated_as_interrupt
 
@@ -51,11 +51,21 @@ def watch(read: Callable[[], Callable[[], None]], seconds: float, *, headed: boo
 
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from txbox.leases.status import LeaseStatus, LedgerStatus
     from txbox.operations.pauses import Pause
     from txbox.outbox.snapshot_holders import SnapshotHolder
     from txbox.outbox.status import DestinationStatus, OutboxStatus, RelayStatus
-    from txbox.status import ArchiveStatus, HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus
+    from txbox.status import (
+        ArchiveStatus,
+        HandlerConflict,
+        InboxBacklog,
+        Runway,
+        Status,
+        SubscriberStatus,
+        WorkerStatus,
+    )
 
 ERROR_CHARACTERS = 60
 """Characters of an error in the table of destinations; `--json` has more of it."""
@@ -104,7 +114,7 @@ def status(
 
         def read() -> Callable[[], None]:
             found = read_status(engine, schema=db.schema, prefix=db.prefix, exact=exact)
-            others = _read_others(queue_url, lease_table, exact=exact)
+            others = _read_others(engine, db, queue_url, lease_table, exact=exact)
             if as_json:
                 return lambda: _print_as_json(found, others, one_line=watched)
             return lambda: _print(found, others, every=every)
@@ -123,12 +133,14 @@ class _Others:
     lease_table: "LeaseStatus | None"
 
 
-def _read_others(queue_url: str | None, lease_table: str | None, *, exact: bool) -> _Others:
+def _read_others(
+    engine: "Engine", db: DatabaseTarget, queue_url: str | None, lease_table: str | None, *, exact: bool
+) -> _Others:
     backlog = in_dynamodb = None
     if queue_url:
-        from txbox_workers.brokers import broker_of
+        from txbox_workers.brokers import DatabasePlace, broker_of
 
-        with closing(broker_of(queue_url).queue(queue_url)) as queue:
+        with closing(broker_of(queue_url).queue(queue_url, DatabasePlace(engine, db.schema, db.prefix))) as queue:
             backlog = queue.backlog()
     if lease_table is not None:
         from txbox_aws.dynamodb.table import EXACT_UP_TO_ITEMS, read_lease_table
@@ -162,6 +174,8 @@ def _print(found: "Status", others: _Others, *, every: bool) -> None:
     if others.lease_table is not None:
         _print_leases(others.lease_table, heading="ledger in DynamoDB")
     _print_outbox(found.outbox, every=every)
+    for backlog in found.backlogs:
+        typer.echo(printable(_backlog(backlog)))
     for conflict in found.conflicts:
         typer.echo(printable(_conflict(conflict)))
     for load in found.blocked_loads:
@@ -169,6 +183,16 @@ def _print(found: "Status", others: _Others, *, every: bool) -> None:
             typer.echo(printable(f"blocked: {load}"))
     if others.queue is not None:
         typer.echo("queue: " + ", ".join(f"{count:,} {what}" for what, count in others.queue.items()))
+
+
+def _backlog(backlog: "InboxBacklog") -> str:
+    to = backlog.destination
+    if not backlog.workers:
+        start = f"start a PostgresWorker of {backlog.subscriber_id}, or `txbox worker --queue {to}`"
+        return f"{to}: no worker is at work; {start}"
+    takes = "" if backlog.drain_seconds is None else f", done in {span(backlog.drain_seconds)}"
+    messages = f"{'' if backlog.exact else 'about '}{counted(backlog.messages, 'message')}"
+    return f"{to}: {counted(backlog.workers, 'worker')}, {_rate(backlog.per_second)} per second; {messages}{takes}"
 
 
 def _conflict(conflict: "HandlerConflict") -> str:
@@ -387,6 +411,8 @@ def _rate(per_second: float | None) -> str:
 
 
 def _summary(outbox: "OutboxStatus") -> str:
+    from txbox.outbox.status import is_relayed
+
     if outbox.messages is None:
         parts = ["an unknown number of messages"]
     else:
@@ -398,7 +424,7 @@ def _summary(outbox: "OutboxStatus") -> str:
     rate = _rate(outbox.sent_per_second if has_rate else None)
     if not outbox.relays_in_time:
         parts.append("which relays are at work could not be read in time")
-    else:
+    elif alive or not outbox.destinations or any(is_relayed(one.destination) for one in outbox.destinations):
         parts.append(f"{counted(len(alive), 'relay')}, {rate} sent per second" if alive else "no relay is at work")
     if outbox.removed_rows >= _MANY_ROWS and (outbox.snapshot_holders or not outbox.in_time):
         parts.append(f"about {outbox.removed_rows:,} rows that were sent are not cleaned up")

@@ -7,13 +7,22 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from txbox.messages.destinations import INBOX
 from txbox.operations.pauses import Pause, read_pauses
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.snapshot_holders import find_snapshot_holders, sees_all_sessions
-from txbox.outbox.status import STALE_SECONDS, DestinationStatus, OutboxStatusStatements, RelayStatus
+from txbox.outbox.status import (
+    STALE_SECONDS,
+    DestinationStatus,
+    OutboxStatusStatements,
+    RelayStatus,
+    is_relayed,
+    with_estimates,
+)
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
-from txbox.status import read_activity
+from txbox.status import inbox_backlogs, read_activity
+from txbox.status.workers import read_workers
 from txbox_dashboard.pages.overview import COUNTED, read_troubles, times_of
 from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
@@ -72,20 +81,26 @@ def outbox(request: Request) -> Page:
     sees_all = reader.read("who may be seen", sees_all_sessions)
     kept = reader.rows("what was sent", sql.kept_rows)
     alive = [one for one in relays if not one.stale]
+    found = backlog.destinations if backlog else ()
+    workers = reader.read("the workers", lambda connection: read_workers(connection, **place)) or ()
+    backlogs = {one.destination: one for one in inbox_backlogs(found, workers)}
     sent = {one.name: one.counts for one in activity if one.figure == "sent"}
-    known = {one.destination: one for one in (backlog.destinations if backlog else ())}
+    known = {one.destination: one for one in found}
     paused = {one.name: one for one in pauses if one.kind == "destination"}
     names = sorted(
         {*known, *(one.name for one in activity), *paused, *(name for relay in alive for name in relay.outages)}
     )
-    troubles = read_troubles(reader, [f"{RELAY_SUBSCRIBER}:{name}" for name in names])
-    letters = {id_.removeprefix(f"{RELAY_SUBSCRIBER}:"): row["letters"] for id_, row in troubles.items()}
+    parkers = {name: f"{RELAY_SUBSCRIBER}:{name}" if is_relayed(name) else name.removeprefix(INBOX) for name in names}
+    troubles = read_troubles(reader, list(parkers.values()))
+    letters = {name: troubles[parker]["letters"] for name, parker in parkers.items() if parker in troubles}
     lines = [
         {
             "status": _shown(request, known.get(name, DestinationStatus(name)), alive),
             "sent": sent.get(name, ()),
             "paused": paused.get(name),
             "letters": letters.get(name),
+            "backlog": backlogs.get(name),
+            "subscriber": None if is_relayed(name) else name.removeprefix(INBOX),
         }
         for name in names
     ]
@@ -98,6 +113,7 @@ def outbox(request: Request) -> Page:
             "backlog": backlog,
             "relays": relays,
             "alive": len(alive),
+            "relay_missing": not alive and any(is_relayed(one.destination) and one.oldest_seconds for one in found),
             "per_second": sum(relay.sent_per_second or 0.0 for relay in alive),
             "held": held[:SHOWN_KEYS],
             "more_held": len(held) > SHOWN_KEYS,
@@ -132,7 +148,7 @@ def _backlog(connection: Connection, status: OutboxStatusStatements) -> Backlog:
     connection.exec_driver_sql(status.plan_by_index)
     limits = {"lanes": LANES, "limit": LOOKED_AT}
     rows = connection.exec_driver_sql(status.backlog_by_lane, limits).mappings().all()
-    found = [DestinationStatus(**row, exact=False) for row in rows]
+    found = with_estimates(connection, status, [DestinationStatus(**row, exact=False) for row in rows])
     return Backlog(found, exact=False, estimate=max(estimate, LOOKED_AT))
 
 

@@ -24,11 +24,12 @@ from txbox.errors import TxboxError
 from txbox.instrumentation.events import MAINTAINER
 from txbox.instrumentation.metrics import GENERATIONS
 from txbox.leases.status import read_leases
-from txbox.outbox.status import read_outbox_status
+from txbox.outbox.status import is_relayed, read_outbox_status
 from txbox.postgres.engines import adopt
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.postgres.watchdog import bounded
+from txbox.status.backlogs import inbox_backlogs
 from txbox.status.runway import read_runway
 from txbox.status.status import StatusStatements
 from txbox.status.workers import STALE_SECONDS, read_workers
@@ -100,6 +101,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "outbox_messages": ("Messages of the outbox: waiting, delayed, retrying", ("destination", "state")),
     "outbox_rows": ("Messages of the outbox in all, estimated where there are many", ()),
     "outbox_oldest_seconds": ("How long the oldest message has waited to be sent", ("destination",)),
+    "outbox_drain_seconds": ("How long its workers take for what waits, at their rate", ("destination",)),
     "outbox_held_keys": ("Keys whose first message was refused", ("destination",)),
     "outbox_unreachable_relays": ("Relays that cannot send there", ("destination",)),
     "relays": ("Relays, by their own reports: working, paused, drained, gone", ("state",)),
@@ -215,7 +217,16 @@ class FiguresReader:
             found.extend(Figure("outbox_messages", (one.destination, state), n) for state, n in counts.items())
             if one.oldest_seconds is not None:
                 found.append(Figure("outbox_oldest_seconds", (one.destination,), one.oldest_seconds))
-            found.append(Figure("outbox_unreachable_relays", (one.destination,), one.unreachable_relays))
+            if is_relayed(one.destination):
+                found.append(Figure("outbox_unreachable_relays", (one.destination,), one.unreachable_relays))
+        if not all(is_relayed(one.destination) for one in status.destinations):
+            with self._bounded(ends_at) as connection:
+                workers = read_workers(connection, schema=self._schema, prefix=self._prefix)
+            found.extend(
+                Figure("outbox_drain_seconds", (one.destination,), one.drain_seconds)
+                for one in inbox_backlogs(status.destinations, workers)
+                if one.drain_seconds is not None
+            )
         if status.messages is not None:
             found.append(Figure("outbox_rows", (), status.messages))
         states = Counter("gone" if relay.stale else relay.state or "working" for relay in status.relays)

@@ -34,7 +34,7 @@ from txbox_cli.options import (
     with_options,
 )
 from txbox_cli.output import counted, interruptible_progress, print_json, print_table, printable
-from txbox_workers.brokers import letter_sender
+from txbox_workers.brokers import DatabasePlace, letter_sender
 
 SHOWN_LETTERS = 10
 """Letters that a dry run shows."""
@@ -256,7 +256,8 @@ def _carry_out(
     interrupted = False
     if operation is not None:
         operations = LetterOperations(engine, schema=db.schema, prefix=db.prefix)
-        operation, interrupted = _run(operations, operation, latest, quiet=as_json, options=options)
+        place = DatabasePlace(engine, db.schema, db.prefix)
+        operation, interrupted = _run(operations, operation, latest, place=place, quiet=as_json, options=options)
         if "until_free_seconds" in operation.options:
             held = operations.held_keys(operation.operation_id)
     results = list(latest.values())
@@ -307,6 +308,7 @@ def _run(
     operation: LetterOperation,
     latest: dict[int, LetterResult],
     *,
+    place: DatabasePlace,
     quiet: bool,
     options: dict[str, Any],
 ) -> tuple[LetterOperation, bool]:
@@ -315,7 +317,7 @@ def _run(
     left = operation.pending + operation.outcomes.get(LetterOutcome.FAILED, 0)
     with (
         interruptible_progress(quiet=quiet) as (progress, asked),
-        letter_sender(operation.options.get("queue_url")) as send,
+        letter_sender(place, operation.options.get("queue_url")) as send,
     ):
         task = progress.add_task("letters", total=None if "until_free_seconds" in operation.options else left)
 
