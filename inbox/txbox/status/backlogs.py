@@ -18,8 +18,8 @@ class InboxBacklog:
     Attributes:
         destination: ``inbox:SUBSCRIBER``.
         subscriber_id: the subscriber.
-        messages: to process now, or tried before; an estimate if they were not counted.
-        exact: they were counted.
+        messages: to process now, or tried before.
+        exact: whether they were counted; otherwise ``messages`` and ``delayed`` are estimated.
         delayed: messages whose time has not come.
         workers: its workers at work on this destination, by their reports.
         per_second: messages that they settle; None if that is not known yet.
@@ -46,14 +46,16 @@ def inbox_backlogs(
 def _backlog(one: DestinationStatus, workers: Sequence[WorkerStatus]) -> InboxBacklog:
     alive = [worker for worker in workers if worker.source == one.destination and not worker.stale]
     rates = [rate for worker in alive for outcome, rate in worker.per_second.items() if outcome in _SETTLED]
-    messages = max(one.waiting + one.retrying, (one.estimate or 0) - one.delayed)
+    read = one.waiting + one.retrying + one.delayed
+    delayed = one.delayed * max(one.estimate or 0, read) // max(read, 1)
+    messages = max(one.estimate or 0, read) - delayed
     per_second = sum(rates) if rates else None
     return InboxBacklog(
         one.destination,
         one.destination.removeprefix(INBOX),
         messages,
         one.exact,
-        one.delayed,
+        delayed,
         len(alive),
         per_second,
         messages / per_second if per_second else None,
