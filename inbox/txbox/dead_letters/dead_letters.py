@@ -52,7 +52,7 @@ from txbox.dead_letters.order import OrderStatements, ids_of
 from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound, OutOfOrder
 from txbox.inbox.age_judge import AgeJudge, UnknownAge
 from txbox.messages.destinations import INBOX
-from txbox.messages.message import HEADER_MESSAGE_ID, Message, earliest, fingerprint, time_of_id
+from txbox.messages.message import HEADER_KEY, Message, earliest, fingerprint, time_of_id
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.engines import adopt, require_server
@@ -461,12 +461,14 @@ def republish_in(connection: Connection, letter: DeadLetter, outbox: Outbox, des
             f"dead letter {letter.dead_letter_id} was received by {letter.subscriber_id} in its broker's envelope; "
             f"send it to its source, {letter.source}"
         )
+    key = published.get("key")
+    added = {HEADER_KEY: key}.items()  # by the worker, to what was published
     outbox.publish(
         connection,
         destination or letter.source,
         letter.body,
-        key=published.get("key"),
-        headers={name: value for name, value in letter.headers.items() if name.lower() != HEADER_MESSAGE_ID},
+        key=key,
+        headers=dict(letter.headers.items() - added),
         message_id=letter.message_id,
     )
 

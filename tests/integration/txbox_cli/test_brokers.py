@@ -161,5 +161,30 @@ def test_an_inbox_destination_is_for_its_subscriber_alone(engine: Engine) -> Non
     broker = broker_of("inbox:billing")
     with pytest.raises(InvalidConfiguration, match=r"for the subscriber billing alone: take inbox:shipping"):
         broker.worker("inbox:billing", visibility_seconds=None, inbox=Inbox("shipping"), engine=engine)
-    with pytest.raises(InvalidConfiguration, match="visibility_seconds has no effect on inbox:billing"):
-        broker.worker("inbox:billing", visibility_seconds=30, inbox=Inbox("billing"), engine=engine)
+    with pytest.raises(InvalidConfiguration, match="for the subscriber billing alone: give an inbox of billing"):
+        broker.worker("inbox:billing", visibility_seconds=None, engine=engine)
+
+
+def test_a_worker_for_the_outbox_parks_what_it_cannot_read_and_a_redrive_has_it_run(
+    tmp_path: Path, txbox: Callable[..., Ended], schema_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TXBOX_DATABASE_URL")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE account (id text, cents bigint)")
+        Outbox().publish(connection, "inbox:billing", b"no JSON", "ann", {"tenant": "t-1"}, "bad")
+        Outbox().publish(connection, "inbox:billing", b'{"cents": 1}', message_id="good")
+    (tmp_path / "a.sql").write_text("INSERT INTO account SELECT message_id, cents FROM fresh_event")
+    options = ["--queue", "inbox:billing", "--subscriber", "billing", "--apply", "a.sql", "--fields", "cents bigint"]
+    with Running("worker", *options, "--url", schema_url, cwd=tmp_path) as running:
+        running.says("billing works on inbox:billing")
+        (letter,) = wait_until(DeadLetters(engine).list)
+        assert (letter.source, letter.envelope, letter.headers["tenant"]) == ("inbox:billing", {"key": "ann"}, "t-1")
+        redriven = txbox("dead-letters", "redrive", "--all", "--url", schema_url)
+        assert (redriven.out, redriven.err) == ("1 sent through again\n", "")
+        (again,) = wait_until(DeadLetters(engine).list)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+    kept = ("message_id", "body", "headers", "envelope", "source")
+    assert [getattr(again, name) for name in kept] == [getattr(letter, name) for name in kept]
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT id, cents FROM account").all() == [("good", 1)]

@@ -1,7 +1,6 @@
 """Postgres as a broker that commands and the dashboard find by its scheme; see ``txbox_workers.brokers``."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Unpack
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -15,10 +14,11 @@ from txbox.postgres.transactions import short_transaction
 from txbox.text import text_of
 from txbox_workers.brokers import DatabasePlace
 from txbox_workers.options import WorkerOptions
+from txbox_workers.postgres.source import VISIBILITY_SECONDS
+from txbox_workers.postgres.worker import PostgresWorker
 
 if TYPE_CHECKING:
     from txbox.relay import Publisher
-    from txbox_workers.worker import Worker
 
 
 class PostgresBroker:
@@ -32,7 +32,7 @@ class PostgresBroker:
         """Return none: no relay sends to these destinations."""
         return {}
 
-    def worker(self, queue: str, *, visibility_seconds: int | None, **options: Unpack[WorkerOptions]) -> "Worker":
+    def worker(self, queue: str, *, visibility_seconds: int | None, **options: Unpack[WorkerOptions]) -> PostgresWorker:
         subscriber_id = queue.removeprefix(INBOX)
         inbox = options.get("inbox")
         if inbox is None or inbox.subscriber_id != subscriber_id:
@@ -44,13 +44,7 @@ class PostgresBroker:
                     else f"take inbox:{inbox.subscriber_id}, or its name"
                 )
             )
-        if visibility_seconds is not None:
-            raise InvalidConfiguration(
-                f"visibility_seconds has no effect on {queue}: what a killed worker had is free at once; leave it out"
-            )
-        # Only here: what asks for a backlog, or for publishers, needs no worker.
-        worker: Worker = import_module("txbox_workers.postgres").PostgresWorker(**options)
-        return worker
+        return PostgresWorker(visibility_seconds=visibility_seconds or VISIBILITY_SECONDS, **options)
 
 
 class PostgresQueue:

@@ -299,7 +299,8 @@ def test_letters_of_an_inbox_destination_go_to_the_outbox_as_they_were(
     body, headers = b"\x00\xff", {"tenant": "t-1"}
     letter = dataclasses.replace(LETTER, source="inbox:billing", body=body, headers=headers)
     letters = DeadLetters(engine)
-    letters.park(dataclasses.replace(letter, message_id="m-0", envelope={"key": "ann"}))
+    ann = {**headers, "key": "ann"}  # as workers see it
+    letters.park(dataclasses.replace(letter, message_id="m-0", headers=ann, envelope={"key": "ann"}))
     letters.park(dataclasses.replace(letter, message_id="m-1", envelope={"key": None}))
     park(engine, 1, subscriber_id="shipping", source="inbox:shipping")
     operation = operations.select(LetterFilter(destination="inbox:billing"), REDRIVE, by="kim")
