@@ -7,7 +7,7 @@ all of them together. The rest is estimated from Postgres's statistics, and mark
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -203,8 +203,7 @@ def read_outbox_status(
     relays = tuple(RelayStatus(**with_moments(row, "started_at")) for row in rows or ())
     found, exact, in_time = _destinations(bounds)
     if not exact:
-        with short_transaction(engine) as connection:  # it reads no table
-            found = with_estimates(connection, sql, found)
+        found = with_estimates(bounds.rows, sql, found)
     counted = sum(one.waiting + one.delayed + one.retrying for one in found)
     kept = bounds.rows(sql.kept, {"limit": COUNTED_MESSAGES + 1})
     kept_exact = kept is not None and kept[0]["messages"] <= COUNTED_MESSAGES
@@ -260,25 +259,31 @@ def read_backlog(
     if found is None:
         return None
     counted = int(found[0]["waiting"] + found[0]["delayed"])
-    with short_transaction(engine) as connection:
-        about = _estimate(connection, sql, destination) if counted > COUNTED_MESSAGES else counted
-    return {state: count * max(about, counted) // max(counted, 1) for state, count in found[0].items()}
-
-
-def _estimate(connection: Connection, sql: OutboxStatusStatements, destination: str) -> int:
-    """Return how many messages a destination has, by the planner's estimate."""
-    (plan,) = connection.exec_driver_sql(sql.estimate_of, _lanes(destination)).scalar_one()
-    return int(plan["Plan"]["Plan Rows"])
+    about = _estimate(bounds.rows, sql, destination) if counted > COUNTED_MESSAGES else counted
+    return {state: count * max(about or 0, counted) // max(counted, 1) for state, count in found[0].items()}
 
 
 def with_estimates(
-    connection: Connection, sql: OutboxStatusStatements, found: Sequence[DestinationStatus]
+    read: Callable[[str, Mapping[str, Any]], Sequence[RowMapping] | None],
+    sql: OutboxStatusStatements,
+    found: Sequence[DestinationStatus],
 ) -> list[DestinationStatus]:
-    """Return destinations that were not counted with the estimates of those that no relay sends to."""
+    """Return destinations that were not counted with the estimates of those that no relay sends to.
+
+    ``read`` returns the rows of a statement with its parameters; None if that took too long.
+    """
     return [
-        one if is_relayed(one.destination) else replace(one, estimate=_estimate(connection, sql, one.destination))
+        one if is_relayed(one.destination) else replace(one, estimate=_estimate(read, sql, one.destination))
         for one in found
     ]
+
+
+def _estimate(
+    read: Callable[[str, Mapping[str, Any]], Sequence[RowMapping] | None], sql: OutboxStatusStatements, destination: str
+) -> int | None:
+    """Return how many messages a destination has, by the planner's estimate; None if that was not read in time."""
+    rows = read(sql.estimate_of, _lanes(destination))
+    return int(rows[0]["QUERY PLAN"][0]["Plan"]["Plan Rows"]) if rows else None
 
 
 def _lanes(destination: str) -> dict[str, int]:

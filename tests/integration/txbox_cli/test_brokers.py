@@ -159,9 +159,9 @@ def test_the_outbox_is_the_queue_of_each_subscriber(engine: Engine, monkeypatch:
 
 def test_an_inbox_destination_is_for_its_subscriber_alone(engine: Engine) -> None:
     broker = broker_of("inbox:billing")
-    with pytest.raises(InvalidConfiguration, match=r"for the subscriber billing alone: take inbox:shipping"):
+    with pytest.raises(InvalidConfiguration, match="take inbox:shipping, or the subscriber billing"):
         broker.worker("inbox:billing", visibility_seconds=None, inbox=Inbox("shipping"), engine=engine)
-    with pytest.raises(InvalidConfiguration, match="for the subscriber billing alone: give an inbox of billing"):
+    with pytest.raises(InvalidConfiguration, match="needs inbox="):
         broker.worker("inbox:billing", visibility_seconds=None, engine=engine)
 
 

@@ -21,6 +21,7 @@ from txbox.relay import Refused, Relay
 from txbox.status import read_status
 from txbox_dashboard.pages import inbox_activity
 from txbox_dashboard.pages import leases as lease_pages
+from txbox_dashboard.pages import outbox as outbox_page
 from txbox_workers.memory_source import MemorySource
 
 
@@ -206,7 +207,9 @@ def read_of(engine: Engine) -> int:
         return int(found.scalar_one())
 
 
-def test_what_waits_for_workers_is_no_matter_of_relays(pages: TestClient, engine: Engine) -> None:
+def test_what_waits_for_workers_is_no_matter_of_relays(
+    pages: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(engine, *outgoing(5, to="inbox:billing"))
     DeadLetters(engine).park(DeadLetter("billing", "m", Reason.FAILED, "no", 3, "inbox:billing", b"{}"))
     row = row_of(text_of(pages, "/outbox"), "inbox:billing 5 0 0", "Held keys")
@@ -216,7 +219,12 @@ def test_what_waits_for_workers_is_no_matter_of_relays(pages: TestClient, engine
         "INSERT INTO worker_report (worker_id, subscriber_id, source, host, pid, version, state, per_second) "
         "VALUES ('w', 'billing', 'inbox:billing', 'h', 1, '1', 'working', '{\"processed\": 0.5}')",
     )
-    row = row_of(text_of(pages, "/outbox"), "inbox:billing 5 0 0", "Held keys")
+    pause(engine, subscriber_id="billing", by="anna")
+    row = row_of(text_of(pages, "/outbox"), "inbox:billing paused by anna 5 0 0", "Held keys")
     assert "1 at work 0.5 a second; what waits takes 10" in row
     assert 'href="/letters?subscriber=billing">1</a>' in pages.get("/outbox").text
     assert '<div class="tile "><dt>Relays</dt>' in pages.get("/outbox").text, "nothing is wrong without one"
+    run(engine, "ANALYZE outbox_message")
+    monkeypatch.setattr(outbox_page, "LOOKED_AT", 1)
+    row = row_of(text_of(pages, "/outbox"), "inbox:billing paused by anna", "Held keys")
+    assert re.search(r"1 at work 0.5 a second; what waits takes \d+", row), "estimated"

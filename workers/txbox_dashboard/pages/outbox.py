@@ -1,11 +1,11 @@
 """The page of the outbox."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, RowMapping
 
 from txbox.messages.destinations import INBOX
 from txbox.operations.pauses import Pause, read_pauses
@@ -87,6 +87,7 @@ def outbox(request: Request) -> Page:
     sent = {one.name: one.counts for one in activity if one.figure == "sent"}
     known = {one.destination: one for one in found}
     paused = {one.name: one for one in pauses if one.kind == "destination"}
+    paused |= {to: one for one in pauses if one.kind == "subscriber" and (to := f"{INBOX}{one.name}") in known}
     names = sorted(
         {*known, *(one.name for one in activity), *paused, *(name for relay in alive for name in relay.outages)}
     )
@@ -148,7 +149,11 @@ def _backlog(connection: Connection, status: OutboxStatusStatements) -> Backlog:
     connection.exec_driver_sql(status.plan_by_index)
     limits = {"lanes": LANES, "limit": LOOKED_AT}
     rows = connection.exec_driver_sql(status.backlog_by_lane, limits).mappings().all()
-    found = with_estimates(connection, status, [DestinationStatus(**row, exact=False) for row in rows])
+
+    def read(statement: str, parameters: Mapping[str, Any]) -> Sequence[RowMapping]:
+        return connection.exec_driver_sql(statement, dict(parameters)).mappings().all()
+
+    found = with_estimates(read, status, [DestinationStatus(**row, exact=False) for row in rows])
     return Backlog(found, exact=False, estimate=max(estimate, LOOKED_AT))
 
 

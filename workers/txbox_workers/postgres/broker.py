@@ -35,14 +35,10 @@ class PostgresBroker:
     def worker(self, queue: str, *, visibility_seconds: int | None, **options: Unpack[WorkerOptions]) -> PostgresWorker:
         subscriber_id = queue.removeprefix(INBOX)
         inbox = options.get("inbox")
-        if inbox is None or inbox.subscriber_id != subscriber_id:
+        if inbox is not None and inbox.subscriber_id != subscriber_id:
             raise InvalidConfiguration(
-                f"{queue} is for the subscriber {subscriber_id} alone: "
-                + (
-                    f"give an inbox of {subscriber_id}"
-                    if inbox is None
-                    else f"take inbox:{inbox.subscriber_id}, or its name"
-                )
+                f"{queue} is for the subscriber {subscriber_id} alone, and the inbox is that of {inbox.subscriber_id}: "
+                f"take {INBOX}{inbox.subscriber_id}, or the subscriber {subscriber_id}"
             )
         return PostgresWorker(visibility_seconds=visibility_seconds or VISIBILITY_SECONDS, **options)
 
