@@ -372,9 +372,36 @@ MUTATIONS = (
         "outbox",
         "messages that are published together lose their order",
         "inbox/txbox/outbox/outbox.sql",
-        "FROM {{given}}\n  ORDER BY new.number",
-        "FROM {{given}}\n  ORDER BY new.number DESC",
+        "FROM {{given}}\n  ORDER BY new.number\n",
+        "FROM {{given}}\n  ORDER BY new.number DESC\n",
         "tests/integration/txbox/outbox/test_outbox.py::test_many_messages_keep_their_order_and_return_their_ids_in_it",
+    ),
+    Mutation(
+        "outbox",
+        "messages to topics lose their order",
+        "inbox/txbox/outbox/outbox.sql",
+        "IS NULL\n  ORDER BY new.number\n",
+        "IS NULL\n  ORDER BY new.number DESC\n",
+        "tests/integration/txbox/outbox/test_topics.py::"
+        "test_many_messages_may_go_to_topics_and_elsewhere_in_their_order",
+    ),
+    Mutation(
+        "outbox",
+        "messages are published beside one to a topic that has no subscribers",
+        "inbox/txbox/outbox/outbox.sql",
+        "(SELECT destination FROM deserted) IS NULL\n",
+        "new.topic IS NULL OR subscribed.topic IS NOT NULL\n",
+        "tests/integration/txbox/outbox/test_topics.py::"
+        "test_a_topic_that_nobody_has_subscribed_to_is_refused_and_the_transaction_goes_on",
+    ),
+    Mutation(
+        "outbox",
+        "a topic's messages for different subscribers are in one lane",
+        "inbox/txbox/outbox/outbox.sql",
+        "SELECT subscribed.first_lane + %(lane)s",
+        "SELECT 0 + %(lane)s",
+        "tests/integration/txbox/outbox/test_topics.py::"
+        "test_each_subscriber_gets_a_message_once_as_if_it_were_published_to_it",
     ),
     Mutation(
         "outbox",

@@ -198,7 +198,7 @@ class Outbox:
     def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: dict[str, Any]) -> None:
         connection = in_transaction(connection_or_session)
         try:
-            pid, *without_subscribers = fetch_one(connection, statement, parameters)
+            answer = fetch_one(connection, statement, parameters)
         except UnicodeEncodeError:
             require_server(connection)
             raise
@@ -206,8 +206,8 @@ class Outbox:
             if (missing := missing_schema(error, self._missing_table(error))) is not None:
                 raise missing from error
             raise
-        note_server(connection, pid)
-        for topic in filter(None, without_subscribers):
+        note_server(connection, answer[0])
+        if len(answer) > 1 and (topic := answer[1]) is not None:
             remedy = f"txbox subscriptions add {shlex.quote(topic)} SUBSCRIBER"
             raise NotSendable(topic, f"has no subscribers, so nothing was published; `{remedy}` adds one")
         if self._notify:

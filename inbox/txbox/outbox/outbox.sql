@@ -4,6 +4,8 @@
 -- here too.
 --
 -- In all statements, due_at comes from the delay: a span from now by the database's clock, or a time, or neither.
+-- fragment: due
+coalesce(clock_timestamp() + %(delay)s::interval, %(due_at)s::timestamptz)
 
 -- name: publish_one
 -- Publish one message.
@@ -13,7 +15,7 @@
 INSERT INTO {{outbox_message}} (lane, message_id, destination, key, headers, body, due_at)
 VALUES (
   %(lane)s, %(message_id)s, %(destination)s, %(key)s, %(headers)s::jsonb, %(body)s,
-  coalesce(clock_timestamp() + %(delay)s::interval, %(due_at)s::timestamptz)
+  {{due}}
 )
 RETURNING pg_backend_pid()
 
@@ -45,7 +47,7 @@ SELECT pg_backend_pid()
 WITH published AS (
   INSERT INTO {{outbox_message}} (lane, message_id, destination, key, headers, body, due_at)
   SELECT subscribed.first_lane + %(lane)s, %(message_id)s, '{{inbox}}' || subscribed.subscriber_id, %(key)s,
-    %(headers)s::jsonb, %(body)s, coalesce(clock_timestamp() + %(delay)s::interval, %(due_at)s::timestamptz)
+    %(headers)s::jsonb, %(body)s, {{due}}
   FROM {{subscription}} AS subscribed
   WHERE subscribed.topic = substr(%(destination)s, length('{{topic}}') + 1)
   RETURNING 1

@@ -8,6 +8,7 @@ from sqlalchemy import Engine
 
 from support.postgres.statements import run, statements_sent
 from support.txbox.outbox import OWN
+from support.txbox.traces import Traces, attributes
 from txbox import InvalidConfiguration, NotSendable, Outbox, Outgoing, SchemaMissing
 from txbox.outbox import Subscription, Subscriptions
 from txbox.outbox.lanes import lane_of
@@ -193,6 +194,19 @@ def test_at_repeatable_read_the_transaction_keeps_its_subscribers(engine: Engine
         Subscriptions(engine).add("sold", "third")
         second = Outbox().publish(connection, SOLD, "")
     assert set(rows(engine)) == to_each(first, second)
+
+
+@pytest.mark.usefixtures("subscriptions")
+def test_a_topic_has_one_span_and_every_subscriber_its_context(engine: Engine) -> None:
+    traces = Traces()
+    with engine.begin() as connection:
+        Outbox(tracing=traces.tracing).publish(connection, SOLD, "")
+    (span,) = traces.all()
+    context = span.get_span_context()
+    assert context is not None
+    traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    assert rows(engine, "headers") == [({"traceparent": traceparent},)] * 2
+    assert attributes(span)["messaging.destination.name"] == "sold"
 
 
 @pytest.mark.usefixtures("subscriptions")
