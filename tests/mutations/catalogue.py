@@ -407,8 +407,8 @@ MUTATIONS = (
         "outbox",
         "a delay does not delay",
         "inbox/txbox/outbox/outbox.sql",
-        "%(body)s,\n  coalesce(clock_timestamp() + %(delay)s::interval, %(due_at)s::timestamptz)",
-        "%(body)s,\n  coalesce(clock_timestamp() + %(delay)s::interval * 0, %(due_at)s::timestamptz)",
+        "coalesce(clock_timestamp() + %(delay)s::interval, %(due_at)s::timestamptz)",
+        "coalesce(clock_timestamp() + %(delay)s::interval * 0, %(due_at)s::timestamptz)",
         "tests/integration/txbox/outbox/test_outbox.py::test_a_delay_is_counted_by_the_databases_clock",
     ),
     Mutation(
