@@ -168,7 +168,9 @@ class OutboxQueue:
 class TestPostgresSource(SourceConformance):
     @pytest.fixture(params=[False, True], ids=["unordered", "ordered"])
     def queue(self, request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> OutboxQueue:
-        monkeypatch.setattr(source, "CLAIM_SECONDS", 0.2)  # a client that is not asked gives its claims to others
+        monkeypatch.setattr(source, "CLAIM_SECONDS", 0.1)
+        monkeypatch.setattr(source, "RENEWAL_SECONDS", 0.1)
+        monkeypatch.setattr(source, "WAIT_SECONDS", 0.2)  # a client that is not asked gives its claims to others
         return OutboxQueue(engine, ordered=request.param)
 
 

@@ -53,6 +53,7 @@ class PrefetchBuffer:
         group: Callable[[Delivery], str | None],
         closed: Callable[[], bool],
         stopping: threading.Event,
+        keeps_batches: bool = False,
     ) -> None:
         """Make an empty buffer.
 
@@ -64,6 +65,7 @@ class PrefetchBuffer:
             visibility_seconds: how long a delivery is ours without a heartbeat; None means for ever.
             group: returns the group that keeps a delivery's order; None if there is no order.
             closed: whether nothing may be received or begun now: the worker is paused, or waits for the database.
+            keeps_batches: a batch has only what was received together.
             stopping: set when the worker stops. ``empty`` is called after that.
         """
         self._prefetch = prefetch
@@ -74,6 +76,7 @@ class PrefetchBuffer:
         self._group = group
         self._closed = closed
         self._stopping = stopping
+        self._keeps_batches = keeps_batches
         # One thread is woken, and it wakes the next if there is more. Waking them all, for one to find something, takes
         # an eighth of the interpreter's time.
         self._lock = threading.Lock()
@@ -166,6 +169,8 @@ class PrefetchBuffer:
         batch: list[Waiting] = []
         mine: set[str] = set()
         while self._ready and len(batch) < self._batch_size:
+            if self._keeps_batches and batch and self._ready[0].began_ns != batch[0].began_ns:
+                break
             waiting = self._ready.popleft()
             group = self._group(waiting.delivery)
             if group is not None and group not in mine:

@@ -151,6 +151,7 @@ class PrefetchingPoller(Poller):
             group=context.processor.group,
             closed=lambda: activity.halted.is_set() or activity.awaiting_threads >= most_waiting,
             stopping=context.stopping,
+            keeps_batches=getattr(context.source, "keeps_batches", False),
         )
         self._settler = QueuedSettler(context, self._settled)
         self._batches = ReceivedBatches(context, self._buffer, self._settler, consumer.one_waits)

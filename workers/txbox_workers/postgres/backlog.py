@@ -23,6 +23,10 @@ MAX_BEHIND = 100_000
 """How many positions of one lane wait behind others of their keys before the lane is read no further."""
 
 
+MAX_PASSED_OVER = 100
+"""How many messages a take passes over to find more that may go together."""
+
+
 class WaitingMessage(NamedTuple):
     """A message as it was read."""
 
@@ -210,23 +214,38 @@ class LaneBacklog:
         return not self._ready
 
     def take(self, most: int) -> list[WaitingMessage]:
-        """Take up to ``most`` messages in hand."""
+        """Take up to ``most`` messages in hand: those of one key that has several, or of keys that have one.
+
+        They are handled one after the other, so a slow key must not be among others.
+        """
         rows: list[WaitingMessage] = []
+        passed_over: list[WaitingMessage] = []
         taken: Counter[str] = Counter()
-        while self._ready and len(rows) < most:
+        alone: str | None = None
+        while self._ready and len(rows) < most and len(passed_over) < MAX_PASSED_OVER:
             row = self._ready.popleft()
             name = row.key if self._ordered else None
             if name is not None:
                 key = self._keys[name]
+                is_crowded = key.active > 1 or bool(key.behind)
                 if key.in_hand or (key.behind and key.behind[0] < row.position):  # those before it come first
                     key.active -= 1
                     self._put_behind(key, row.position)
                     if not key.active:
                         heapq.heappush(self._due_keys, (key.not_before, name))
                     continue
+                if rows and name != alone and (alone or is_crowded):
+                    passed_over.append(row)
+                    continue
+                if is_crowded:
+                    alone = name
                 taken[name] += 1
+            elif alone:
+                passed_over.append(row)
+                continue
             self._in_hand[row.position] = row.lane, name
             rows.append(row)
+        self._ready.extendleft(reversed(passed_over))
         for name, count in taken.items():
             self._keys[name].in_hand = count
         return rows

@@ -48,7 +48,7 @@ class LaneClaims:
         self._begin_reading = Step(Statement.of(relay.begin_reading, has_plan=False))
         self._end_reading = Step(Statement.of(relay.end_reading, has_plan=False))
         self._connection: Connection | None = None
-        self._joined = False
+        self.joined = False
         self._share = 0
         self.owned: frozenset[int] = frozenset()
 
@@ -67,10 +67,10 @@ class LaneClaims:
         if released:
             self._run(connection, Statement.of(sql.release_lanes).with_values(lanes=array(sorted(released))))
             self.owned -= set(released)
-        if wants != self._joined:
+        if wants != self.joined:
             change = sql.join_members if wants else sql.leave_members
             self._run(connection, Statement.of(change).with_values(low=low))
-            self._joined = wants
+            self.joined = wants
         ((members,),) = self._run(connection, Statement.of(sql.count_members).with_values(low=low))
         if wants:
             self._share = -(-len(self._lanes) // max(members, 1))
@@ -86,7 +86,7 @@ class LaneClaims:
     def close(self) -> None:
         """End the session, and all claims with it."""
         connection, self._connection = self._connection, None
-        self.owned, self._joined, self._share = frozenset(), False, 0
+        self.owned, self.joined, self._share = frozenset(), False, 0
         if connection is not None:
             end_session(connection)
 

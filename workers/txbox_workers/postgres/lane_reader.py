@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 
 from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
 from txbox.postgres.transactions import driver_cursor
-from txbox.relay.poller import AWAKE_SECONDS, IDLE_SECONDS, POLL_SECONDS, Listener, MessageFinder, PollResult
+from txbox.relay.poller import AWAKE_SECONDS, POLL_SECONDS, Listener, MessageFinder, PollResult
 from txbox.relay.sender import RelayStatements, array
 from txbox_workers.postgres.backlog import LaneOrigin, WaitingMessage
 from txbox_workers.postgres.lane_claims import end_session
@@ -18,6 +18,9 @@ from txbox_workers.postgres.statements import LaneStatements
 
 READ_BYTES = 8 * 1024 * 1024
 """The bodies that are read at once, at most, but one message of any size."""
+
+IDLE_SECONDS = 1.0
+"""Least time between searches while no messages come; a notification ends the wait."""
 
 FIND_SECONDS = 0.05
 """Least time between searches for what is new while there is enough to read."""
@@ -56,24 +59,25 @@ class LaneReader:
         found = self._finder.find()
         if found.fresh or found.woken:
             self._awake_until = now + AWAKE_SECONDS
-        self._find_at = now + FIND_SECONDS
+        idle = min(IDLE_SECONDS, max(self._finder.due_in_seconds, POLL_SECONDS))
+        self._find_at = now + (FIND_SECONDS if now < self._awake_until else idle)
         return found
 
     def pause(
         self, deadline: float, due: float, wake: threading.Event, call: Callable[[Callable[[], Any]], Any]
     ) -> None:
         """Wait until it is worth looking again."""
-        self._find_at = -math.inf
         now = time.monotonic()
         if now < self._awake_until:
             wake.wait(POLL_SECONDS)
+            self._find_at = -math.inf
             if now >= self._drain_at:
                 call(self._listener.drain)
                 self._drain_at = now + AWAKE_SECONDS
             return
-        seconds = min(IDLE_SECONDS, max(self._finder.due_in_seconds, POLL_SECONDS), deadline - now, due - now)
+        seconds = min(self._find_at, deadline, due) - now
         if seconds > 0 and call(lambda: self._listener.wait(seconds, wake)):
-            self._awake_until = time.monotonic() + AWAKE_SECONDS
+            self._awake_until, self._find_at = time.monotonic() + AWAKE_SECONDS, -math.inf
 
     def origin(self) -> LaneOrigin:
         """Return how far lanes that were just claimed had been worked on."""

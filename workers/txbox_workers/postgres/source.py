@@ -33,13 +33,12 @@ from txbox.postgres.round_trip import Statement, Step
 from txbox.postgres.sql import moment
 from txbox.postgres.sqlstates import DATABASE_ERRORS
 from txbox.postgres.transactions import check_table, driver_cursor, short_transaction
-from txbox.relay.poller import IDLE_SECONDS
 from txbox.relay.sender import RelayStatements, array
 from txbox.text import text_of
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.postgres.backlog import LaneBacklog, WaitingMessage
 from txbox_workers.postgres.lane_claims import LaneClaims
-from txbox_workers.postgres.lane_reader import LaneReader
+from txbox_workers.postgres.lane_reader import IDLE_SECONDS, LaneReader
 from txbox_workers.postgres.statements import LaneStatements
 
 T = TypeVar("T")
@@ -51,10 +50,13 @@ WAIT_SECONDS = 1.0
 """How long a ``receive`` waits when there is nothing."""
 
 READ_MESSAGES = 500
-"""Messages that are read at once, at most."""
+"""Messages that are read at once, at most, but two batches."""
 
 CLAIM_SECONDS = 2.0
-"""How often claims are renewed and shared anew."""
+"""How often claims are shared anew while there are messages."""
+
+RENEWAL_SECONDS = 4.0
+"""How often while there are none."""
 
 DRAIN_SECONDS = 0.1
 """How often, while lanes are being released."""
@@ -100,11 +102,14 @@ class PostgresSource:
         self._engine = engine
         self._ordered = ordered
         self._batch_size = batch_size
+        self._read_messages = max(READ_MESSAGES, 2 * batch_size)
         self._visibility_seconds = visibility_seconds
         self._statements = LaneStatements.load(schema, prefix)
         self._relay = RelayStatements.load(schema, prefix)
         self._lanes = lanes_of(self._name)
         self._low = str(self._lanes[0])
+        self.keeps_batches = ordered
+        """What one ``receive`` returns must not be mixed with others: a slow key would delay them."""
         self._settle = Statement.of(self._statements.settle)
         self.call: Callable[[Callable[[], Any]], Any] = lambda work: work()
         """Calls what uses the engine. A worker of an event loop sets it before it starts."""
@@ -123,7 +128,8 @@ class PostgresSource:
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._claimer: threading.Thread | None = None
-        self._asked_at = -math.inf  # when a receive came last
+        self._asked_at = self._shared_at = -math.inf  # when a receive came last, and when claims were shared last
+        self._busy = False  # messages have come since then, of these lanes or others
         self._reader: LaneReader | None = None
         self._settled: set[str] = set()
 
@@ -198,23 +204,25 @@ class PostgresSource:
         deadline = time.monotonic() + WAIT_SECONDS
         with self._changed:
             self._start()
-            while True:
-                self._asked_at = now = time.monotonic()
-                if rows := self._backlog.take(self._batch_size):
-                    return [self._delivery(row) for row in rows]
-                if self._closing.is_set() or now >= deadline:
-                    return []
-                if self._is_looking:
-                    self._changed.wait(deadline - now)
-                    continue
-                self._is_looking = True
-                self._changed.release()
-                try:
-                    self._look(deadline)
-                finally:
-                    self._changed.acquire()
-                    self._is_looking = False
-                    self._changed.notify_all()
+            try:
+                while True:
+                    self._asked_at = now = time.monotonic()
+                    if rows := self._backlog.take(self._batch_size):
+                        return [self._delivery(row) for row in rows]
+                    if self._closing.is_set() or now >= deadline:
+                        return []
+                    if self._is_looking:
+                        self._changed.wait(deadline - now)
+                        continue
+                    self._is_looking = True
+                    self._changed.release()
+                    try:
+                        self._look(deadline)
+                    finally:
+                        self._changed.acquire()
+                        self._is_looking = False
+            finally:
+                self._changed.notify()  # one other takes what is left, or looks
 
     def _look(self, deadline: float) -> None:
         """Read what there is; if there is nothing, wait for something. One thread at a time, without the lock."""
@@ -246,7 +254,7 @@ class PostgresSource:
         self._take_over(reader)
         now = time.monotonic()
         with self._changed:
-            again = backlog.due(now, READ_MESSAGES)
+            again = backlog.due(now, self._read_messages)
         if again:
             rows = reader.read_again(again)
             with self._changed:
@@ -255,6 +263,7 @@ class PostgresSource:
         with self._changed:
             if found is not None:
                 backlog.found(found.fresh)
+                self._busy |= bool(found.fresh)
             wanted = backlog.to_read()
         if found is not None and found.due:
             heads = reader.heads(found.due & set(self._backlog.lanes))
@@ -262,7 +271,7 @@ class PostgresSource:
                 backlog.wake((position for _, position, _, due_in in heads if due_in <= 0), now)
         if not wanted:
             return bool(again)
-        each_limit = max(READ_MESSAGES // len(wanted), 1)
+        each_limit = max(self._read_messages // len(wanted), 1)
         rows, cut = reader.read(wanted, each_limit)
         if rows:
             reader.mark_begun(max(row.position for row in rows))
@@ -399,9 +408,9 @@ class PostgresSource:
         """Claim lanes and release others until the source is closed. This is the body of a thread."""
         failures = 0
         while not closing.is_set():
-            pause = renewal = min(CLAIM_SECONDS, self._visibility_seconds / 3)
+            pause = longest = min(CLAIM_SECONDS, self._visibility_seconds / 3)
             try:
-                if self._share():
+                if self._must_share() and self._share():
                     pause = DRAIN_SECONDS
                 failures = 0
             except BaseException as error:  # noqa: BLE001 - without claims nothing is delivered
@@ -415,20 +424,31 @@ class PostgresSource:
                     self.call(self._claims.close)
                 except Exception:  # noqa: BLE001 - it is closed all the same
                     _log.debug("%s: the session of the claims could not be closed", self._name)
-                pause = min(renewal, 0.1 * 2**failures)
+                pause = min(longest, 0.1 * 2**failures)
             closing.wait(pause)
+
+    def _must_share(self) -> bool:
+        """Whether messages have come, or the claims must be renewed."""
+        busy, self._busy = self._busy, False
+        renewal = min(RENEWAL_SECONDS, self._visibility_seconds / 3)
+        claims, late = self._claims, time.monotonic() - self._shared_at >= renewal
+        return busy or late or claims.surplus > 0 or claims.joined != self._wants()
+
+    def _wants(self) -> bool:
+        return time.monotonic() - self._asked_at < WAIT_SECONDS + CLAIM_SECONDS
 
     def _share(self) -> bool:
         """Renew the claims, once; return whether lanes are being released."""
         claims = self._claims
         with self._changed:
-            wants = time.monotonic() - self._asked_at < WAIT_SECONDS + CLAIM_SECONDS
+            wants = self._wants()
             released = set(sorted(self._gained)[: claims.surplus])  # not begun yet
             self._gained -= released
             self._backlog.drain(claims.surplus - len(released))
             released |= self._backlog.drained()
         before = claims.owned - released
         self.call(lambda: claims.work(wants=wants, released=released))
+        self._shared_at = time.monotonic()
         with self._changed:
             gained = claims.owned - before
             if gained:

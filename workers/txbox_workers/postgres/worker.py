@@ -4,12 +4,10 @@ from typing import Any, Unpack
 
 from txbox import InvalidConfiguration
 from txbox_workers.coroutines import DEFAULTS, AsyncWorker, AsyncWorkerOptions
-from txbox_workers.options import BATCH_SIZE, WorkerOptions, lists_options
+from txbox_workers.options import BATCH_SIZE, MAX_BATCH_SIZE, WorkerOptions, lists_options
+from txbox_workers.polling.prefetching_poller import RECEIVE_DELIVERIES
 from txbox_workers.postgres.source import VISIBILITY_SECONDS, PostgresSource
 from txbox_workers.worker import Worker
-
-PREFETCH = 1_000
-"""The default; the limit is lower while few messages are settled."""
 
 
 class PostgresWorker(Worker):
@@ -26,7 +24,7 @@ class PostgresWorker(Worker):
         worker.run()
     """
 
-    @lists_options(WorkerOptions, prefetch=PREFETCH)
+    @lists_options(WorkerOptions)
     def __init__(self, *, visibility_seconds: float = VISIBILITY_SECONDS, **options: Unpack[WorkerOptions]) -> None:
         """Make a worker. It does not connect before ``start`` or ``run``.
 
@@ -34,14 +32,18 @@ class PostgresWorker(Worker):
             visibility_seconds: how long a frozen or cut off worker's messages wait for another worker. Those of a
                 killed one do not wait.
             options: those of ``txbox_workers.options.WorkerOptions``. It needs an inbox: its subscriber's messages are
-                consumed, from the outbox with the same schema and prefix. ``prefetch`` is 1,000 by default.
+                consumed, from the outbox with the same schema and prefix. ``batch_size`` may be 1 to 1,000.
+                ``prefetch`` gains nothing here: messages are read ahead anyway, and settled by their transaction.
 
         Raises:
             TypeError: there is no such option.
             InvalidConfiguration: an argument cannot work.
         """
-        options.setdefault("prefetch", PREFETCH)
-        super().__init__(_source(type(self).__name__, options, visibility_seconds), **options)
+        most = RECEIVE_DELIVERIES if options.get("prefetch") else MAX_BATCH_SIZE
+        source = _source(type(self).__name__, options, visibility_seconds, most=most)
+        if not options.get("prefetch"):
+            options.pop("batch_size", None)  # a batch is what one receive brings
+        super().__init__(source, **options)
 
 
 class AsyncPostgresWorker(AsyncWorker):
@@ -62,22 +64,26 @@ class AsyncPostgresWorker(AsyncWorker):
         Arguments and errors are those of ``PostgresWorker``; the options, of
         ``txbox_workers.coroutines.AsyncWorkerOptions``.
         """
-        source = _source(type(self).__name__, options, visibility_seconds)
+        source = _source(type(self).__name__, options, visibility_seconds, most=RECEIVE_DELIVERIES)
         super().__init__(source, **options)
         source.call = self._calls.call
 
 
-def _source(of: str, options: Any, visibility_seconds: float) -> PostgresSource:
+def _source(of: str, options: Any, visibility_seconds: float, *, most: int) -> PostgresSource:
+    """Return the source for these options of a worker, which receives at most ``most`` messages at once."""
     inbox, engine = options.get("inbox"), options.get("engine")
     if inbox is None or engine is None:
         raise InvalidConfiguration(f"{of} needs inbox=Inbox(…) and engine=…: it consumes the messages of that inbox")
     inbox = getattr(inbox, "sync_inbox", inbox)
+    batch_size = options.get("batch_size", BATCH_SIZE)
+    if not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise InvalidConfiguration(f"{of}.batch_size must be from 1 to {MAX_BATCH_SIZE:,}, not {batch_size!r}")
     return PostgresSource(
         getattr(engine, "sync_engine", engine),
         inbox.subscriber_id,
         schema=inbox.schema,
         prefix=inbox.prefix,
         ordered=bool(options.get("ordered")),
-        batch_size=BATCH_SIZE,
+        batch_size=min(batch_size, most),
         visibility_seconds=visibility_seconds,
     )
