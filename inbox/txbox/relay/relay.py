@@ -43,6 +43,7 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
+from txbox.messages.destinations import INBOX, TOPIC
 from txbox.outbox.lanes import number_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
@@ -161,6 +162,12 @@ class Relay(Service):
             )
         if not publishers:
             raise InvalidConfiguration("Relay.publishers must have at least one publisher")
+        for name in (INBOX, TOPIC):
+            if name[:-1] in publishers:
+                raise InvalidConfiguration(
+                    f"Relay.publishers must not have {name[:-1]!r}: what is published to {name}… goes to a "
+                    "PostgresWorker and to no relay; give the publisher another scheme"
+                )
         super().__init__()
         self.relay_id = new_message_id()
         self._engine = adopt(engine)

@@ -26,8 +26,8 @@ OWN = {"own": FunctionPublisher(print)}
         {"keep_sent": 7},
         {"publish_timeout_seconds": 0.5},
         {"publishers": {}},
+        {"publishers": {"inbox": OWN["own"]}},
     ],
-    ids=repr,
 )
 def test_arguments_that_cannot_work_are_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfiguration, match=rf"Relay\.{next(iter(options))}") as refused:
