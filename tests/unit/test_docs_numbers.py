@@ -136,6 +136,12 @@ outages: After {txbox.postgres.watchdog.WATCHDOG_SECONDS} s of silence
 outbox: {txbox.messages.destinations.MAX_SQS_BYTES:/1048576} MiB with headers; {headers} headers
 outbox: {txbox.messages.destinations.MAX_SNS_BYTES:/1024} KiB with headers; {headers} headers
 outbox: {txbox.messages.destinations.MAX_EVENTBRIDGE_BYTES} bytes
+postgres: up to `max_attempts` ({attempts}) times
+postgres: subscriber's {txbox.outbox.lanes.LANES_PER_DESTINATION} lanes
+postgres: so at most {txbox.outbox.lanes.LANES_PER_DESTINATION} processes
+postgres: within {txbox_workers.postgres.source.CLAIM_SECONDS} seconds
+postgres: `visibility_seconds` ({txbox_workers.postgres.source.VISIBILITY_SECONDS})
+postgres: over {txbox_workers.postgres.backlog.MAX_BEHIND} messages
 production-checklist: senders plus {beside:w}
 relays: `--max-attempts` ({txbox.relay.relay.MAX_ATTEMPTS})
 relays: take {refusals_minutes} minutes
@@ -165,6 +171,7 @@ spark-clusters: {txbox_spark.loading.loader.LOAD_ATTEMPTS:w} times at most
 spark-clusters: | {txbox_spark.bulk_load._CONNECTIONS_BESIDE_CHUNKS} | `parallelism` |
 step-functions: exceeds {txbox_aws.step_functions.MAX_INPUT_BYTES:/1024} KiB
 testing: (the first {txbox_testing.trial.MOST_STATEMENTS})
+words: one of {txbox.outbox.lanes.LANES_PER_DESTINATION} parts
 watermarks: `wait_seconds` ({txbox.watermarks.watermarks.WAIT_SECONDS})
 """
 
