@@ -278,12 +278,21 @@ class LaneBacklog:
         """Return when the next message is due, at the earliest; infinity if none waits."""
         return min([heap[0][0] for heap in (self._later, self._due_keys) if heap], default=float("inf"))
 
-    def wake(self, positions: Iterable[int], now: float) -> None:
-        """Make messages due that hold their keys: somebody wants them tried again now."""
-        wanted = set(positions)
-        for name, key in self._keys.items():
-            if key.behind and key.behind[0] in wanted and key.not_before > now:
-                key.not_before = now
+    def wake(self, heads: Iterable[tuple[int, int, str]], now: float) -> None:
+        """Make messages due that hold their keys: somebody wants them tried again now, or nobody here knows of them.
+
+        ``heads`` has lane, position and key. A head is unknown if a process that had lost its claims postponed it, or
+        if its row had moved when its transaction settled it.
+        """
+        wanted = set()
+        for lane, position, key in heads:
+            wanted.add(position)
+            if position not in self._known and lane in self._lanes and lane not in self._draining:
+                self._known[position] = lane
+                self._wait(position, lane, key, now)
+        for name, queue in self._keys.items():
+            if queue.behind and queue.behind[0] in wanted and queue.not_before > now:
+                queue.not_before = now
                 heapq.heappush(self._due_keys, (now, name))
 
     def _wait(self, position: int, lane: int, name: str | None, not_before: float) -> None:

@@ -58,6 +58,9 @@ CLAIM_SECONDS = 2.0
 RENEWAL_SECONDS = 4.0
 """How often while there are none."""
 
+ACK_AGAIN_SECONDS = 1.0
+"""When a message is delivered again that could not be deleted. It is recorded or parked, so nothing is done."""
+
 DRAIN_SECONDS = 0.1
 """How often, while lanes are being released."""
 
@@ -268,7 +271,7 @@ class PostgresSource:
         if found is not None and found.due:
             heads = reader.heads(found.due & set(self._backlog.lanes))
             with self._changed:
-                backlog.wake((position for _, position, _, due_in in heads if due_in <= 0), now)
+                backlog.wake([(lane, position, key) for lane, position, key, due_in in heads if due_in <= 0], now)
         if not wanted:
             return bool(again)
         each_limit = max(self._read_messages // len(wanted), 1)
@@ -342,8 +345,16 @@ class PostgresSource:
                 if (row := self._places.get(delivery.receipt)) is not None
             }
         if rows:
-            with self._errors():
-                self.call(lambda: self._run(self._statements.delete_messages, **_places(rows.values())))
+            try:
+                with self._errors():
+                    self.call(lambda: self._run(self._statements.delete_messages, **_places(rows.values())))
+            except BaseException:  # nobody else hands them back
+                now = time.monotonic()
+                with self._changed:
+                    for receipt, row in rows.items():
+                        self._places.pop(receipt, None)
+                        self._backlog.hand_back(row.position, now + ACK_AGAIN_SECONDS, now)
+                raise
             now = time.monotonic()
             with self._changed:
                 for receipt, row in rows.items():
@@ -417,13 +428,13 @@ class PostgresSource:
                 failures += 1
                 if failures == 1:
                     _log.warning("%s: the claims are lost, and are taken again: %s", self._name, text_of(error))
-                with self._changed:
-                    self._backlog.lose(set(self._backlog.lanes))
-                    self._gained.clear()
                 try:
                     self.call(self._claims.close)
                 except Exception:  # noqa: BLE001 - it is closed all the same
                     _log.debug("%s: the session of the claims could not be closed", self._name)
+                with self._changed:  # after the close: the thread that looks adds what it finds in ``owned``
+                    self._backlog.lose(set(self._backlog.lanes))
+                    self._gained.clear()
                 pause = min(longest, 0.1 * 2**failures)
             closing.wait(pause)
 

@@ -143,3 +143,18 @@ def test_each_message_is_taken_until_it_is_settled_and_keys_keep_their_order(see
     assert not backlog._keys
     assert not backlog._in_hand
     assert backlog.is_empty
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_head_that_this_process_did_not_postpone_is_taken_once_it_is_due(ordered: bool) -> None:
+    backlog = LaneBacklog(ordered=ordered, ahead=3)
+    backlog.add({1: LaneOrigin()}, [])
+    backlog.wake([(1, 7, "a"), (2, 8, "a")], now=5.0)
+    assert backlog.due(5.0, 10) == {7: 1}, "and none of a lane that others work on"
+    row = WaitingMessage(1, 7, "", 1, "m7", b"", "a", "{}", 1, None)
+    backlog.fetched({7: 1}, [row], 5.0)
+    backlog.wake([(1, 7, "a")], now=6.0)
+    assert backlog.take(10) == [row]
+    backlog.wake([(1, 7, "a")], now=7.0)
+    backlog.settle(7, 7.0)
+    assert backlog.due(8.0, 10) == {}
