@@ -70,6 +70,7 @@ class LaneBacklog:
         self._ready: deque[WaitingMessage] = deque()
         self._in_hand: dict[int, tuple[int, str | None]] = {}  # by position: lane and key
         self._known: dict[int, int] = {}  # the lane of each position that is ready, in hand, waiting or being fetched
+        self._returns: dict[int, int] = {}  # by position, how often it was handed back and is not counted in its row
         self._settled: set[int] | None = None  # positions settled since the read in progress began
         self._later: list[tuple[float, int]] = []  # a heap: when, position
         self._keys: dict[str, _KeyQueue] = {}
@@ -123,6 +124,7 @@ class LaneBacklog:
         """Forget what is not in hand of some lanes."""
         self._ready = deque(row for row in self._ready if row.lane not in lanes)
         self._known = {at: lane for at, lane in self._known.items() if lane not in lanes or at in self._in_hand}
+        self._returns = {at: count for at, count in self._returns.items() if at in self._known}
         self._later = [one for one in self._later if one[1] in self._known]
         heapq.heapify(self._later)
         for name, key in list(self._keys.items()):
@@ -200,6 +202,7 @@ class LaneBacklog:
             return
         for position in gone:
             self._known.pop(position, None)
+            self._returns.pop(position, None)
         if self._ordered:  # whose they were is not known any more: count anew
             ready = Counter(row.key for row in self._ready)
             for name, key in list(self._keys.items()):
@@ -259,19 +262,27 @@ class LaneBacklog:
         """Forget a message in hand: it is settled, or the database has it among those that wait."""
         _, name = self._in_hand.pop(position, (0, None))
         self._known.pop(position, None)
+        self._returns.pop(position, None)
         if self._settled is not None:
             self._settled.add(position)
         self._let_go(name, now)
 
-    def hand_back(self, position: int, not_before: float, now: float) -> None:
-        """Let a message in hand wait, and with it what is behind it."""
+    def returns(self, position: int) -> int:
+        """Return how often a message was handed back here, apart from what its row counts."""
+        return self._returns.get(position, 0)
+
+    def hand_back(self, position: int, not_before: float, now: float, *, counts: bool = False) -> None:
+        """Let a message in hand wait, and with it what is behind it. ``counts`` counts it among ``returns``."""
         if position not in self._in_hand:
             return
         lane, name = self._in_hand.pop(position)
         if lane in self._lanes and lane not in self._draining:
+            if counts:
+                self._returns[position] = self._returns.get(position, 0) + 1
             self._wait(position, lane, name, not_before)
         else:
             self._known.pop(position, None)
+            self._returns.pop(position, None)
         self._let_go(name, now)
 
     def next_due(self) -> float:

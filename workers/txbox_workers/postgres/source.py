@@ -58,8 +58,8 @@ CLAIM_SECONDS = 2.0
 RENEWAL_SECONDS = 4.0
 """How often while there are none."""
 
-ACK_AGAIN_SECONDS = 1.0
-"""When a message is delivered again that could not be deleted. It is recorded or parked, so nothing is done."""
+ACK_SECONDS = 1.0
+"""After how long a message comes again whose row could not be deleted."""
 
 DRAIN_SECONDS = 0.1
 """How often, while lanes are being released."""
@@ -306,7 +306,7 @@ class PostgresSource:
         headers, problem = _headers(row.headers)
         if row.key is not None:
             headers[HEADER_KEY] = row.key
-        count = row.attempts + 1
+        count = row.attempts + self._backlog.returns(row.position) + 1
         return Delivery(
             Message(row.message_id, row.body, headers, self._name, moment(row.published_at)),
             receipt=receipt,
@@ -335,7 +335,7 @@ class PostgresSource:
             self._note_due()
 
     def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
-        """Delete the messages that no transaction has settled."""
+        """Delete the messages that no transaction has settled. If that fails, they come again."""
         with self._changed:
             done = {delivery.receipt for delivery in deliveries} & self._settled
             self._settled -= done
@@ -345,26 +345,29 @@ class PostgresSource:
                 if (row := self._places.get(delivery.receipt)) is not None
             }
         if rows:
+            is_deleted = False
             try:
                 with self._errors():
                     self.call(lambda: self._run(self._statements.delete_messages, **_places(rows.values())))
-            except BaseException:  # nobody else hands them back
+                is_deleted = True
+            finally:
                 now = time.monotonic()
                 with self._changed:
                     for receipt, row in rows.items():
                         self._places.pop(receipt, None)
-                        self._backlog.hand_back(row.position, now + ACK_AGAIN_SECONDS, now)
-                raise
-            now = time.monotonic()
-            with self._changed:
-                for receipt, row in rows.items():
-                    self._places.pop(receipt, None)
-                    self._backlog.settle(row.position, now)
-                self._note_due()
+                        if is_deleted:
+                            self._backlog.settle(row.position, now)
+                        else:
+                            self._backlog.hand_back(row.position, now + ACK_SECONDS, now)
+                    self._note_due()
         return done | rows.keys()
 
     def hand_back(self, settlements: Sequence[Settlement]) -> None:
-        """Deliver again after each settlement's delay. What has failed is counted in its row."""
+        """Deliver again after each settlement's delay.
+
+        What has failed is counted in its row. What was begun and has no outcome is counted here: if it loses its
+        connection each time, it must not take others with it. What was not begun is not counted.
+        """
         with self._changed:
             back = [
                 (settlement, row)
@@ -373,10 +376,12 @@ class PostgresSource:
             ]
         failed = [(settlement, row) for settlement, row in back if settlement.outcome is Outcome.FAILED]
         waits_here = {row.position for _, row in back}
+        counted: set[int] = set()
         try:
             if failed:
                 with self._errors():
                     self.call(lambda: self._postpone(failed))
+                counted = {row.position for _, row in failed}
                 waits_here -= {row.position for _, row in failed if not self._ordered or row.key is None}
         finally:
             now = time.monotonic()
@@ -384,7 +389,8 @@ class PostgresSource:
                 for settlement, row in back:
                     self._places.pop(settlement.delivery.receipt, None)
                     if row.position in waits_here:
-                        self._backlog.hand_back(row.position, now + settlement.delay_seconds, now)
+                        counts = settlement.error is not None and row.position not in counted
+                        self._backlog.hand_back(row.position, now + settlement.delay_seconds, now, counts=counts)
                     else:  # it is found when it is due
                         self._backlog.settle(row.position, now)
                 self._note_due()
@@ -425,6 +431,8 @@ class PostgresSource:
                     pause = DRAIN_SECONDS
                 failures = 0
             except BaseException as error:  # noqa: BLE001 - without claims nothing is delivered
+                if closing.is_set():  # the source may have begun anew, with other claims
+                    break
                 failures += 1
                 if failures == 1:
                     _log.warning("%s: the claims are lost, and are taken again: %s", self._name, text_of(error))
