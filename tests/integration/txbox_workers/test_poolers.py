@@ -36,8 +36,9 @@ POOLERS = [
 
 
 @pytest.fixture(params=POOLERS)
-def pooled_url(request: pytest.FixtureRequest) -> Iterator[str]:
+def pooled_url(request: pytest.FixtureRequest, _kind: str) -> Iterator[str]:
     """A database with our tables, behind a pooler of few servers."""
+    size = 5 if _kind == "postgres" else 3  # two of those workers keep one each, for their claims
     is_ours = request.param == "ours"  # its servers have the search path of the test's schema
     url = request.getfixturevalue("schema_url") if is_ours else request.getfixturevalue("make_database")()
     engine = create_engine(url)
@@ -49,11 +50,11 @@ def pooled_url(request: pytest.FixtureRequest) -> Iterator[str]:
             connection.exec_driver_sql(f"INSERT INTO account_{number} VALUES (1, 0)")
     engine.dispose()
     if is_ours:
-        with transaction_pooler(url, size=3) as (_, through):
+        with transaction_pooler(url, size=size) as (_, through):
             yield through
         return
     _, _, prepares = request.param.partition(" = ")
-    with pgbouncer(url, size=3, max_prepared_statements=int(prepares) if prepares else None) as through:
+    with pgbouncer(url, size=size, max_prepared_statements=int(prepares) if prepares else None) as through:
         yield through
 
 
@@ -237,7 +238,8 @@ def test_a_prepared_statement_of_another_client_is_no_failure_of_the_message(
     worker = work_off(source, engine, handle, max_attempts=1)
     assert thresholds == [5, None]
     assert "prepare_threshold=None" in caplog.text
-    assert worker.counts == {Outcome.IN_FLIGHT: 1, Outcome.PROCESSED: 1}
+    assert worker.counts.keys() == {Outcome.IN_FLIGHT, Outcome.PROCESSED}
+    assert worker.counts[Outcome.PROCESSED] == 1
 
 
 def test_connections_that_the_pool_had_prepare_nothing_either_once_a_pooler_is_noticed(engine: Engine) -> None:

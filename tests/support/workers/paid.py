@@ -33,8 +33,11 @@ def delivered(message: Message, *, receive_count: int = 1, group: str | None = N
     return Delivery(message, f"{message.id}-{receive_count}", receive_count, group, body=message.body)
 
 
+SENT = "destination <> 'inbox:billing'"
+"""Of rows of the outbox: all but what a worker itself may take from it."""
+
+
 def published(business: Business) -> list[str]:
     """The ids in the bodies of what is published, in order."""
-    return [
-        json.loads(bytes(body))["of"] for body in business.rows("SELECT body FROM outbox_message ORDER BY position")
-    ]
+    found = business.rows(f"SELECT body FROM outbox_message WHERE {SENT} ORDER BY position")
+    return [json.loads(bytes(body))["of"] for body in found]

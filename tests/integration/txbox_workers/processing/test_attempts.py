@@ -33,7 +33,7 @@ def test_after_its_last_attempt_a_message_is_parked_whole_and_acked(engine: Engi
             runs.append(message)
             raise ValueError("nul \0 and \N{SNOWMAN}") from KeyError("the cause")
 
-    work_off(MemorySource(messages("a", "bad", "c"), name="queue-7"), engine, handle, max_attempts=3)
+    worker = work_off(MemorySource(messages("a", "bad", "c"), name="queue-7"), engine, handle, max_attempts=3)
     assert business.applied() == once("ac")
     assert business.recorded() == {"a", "c"}
     assert business.failing() == {}
@@ -41,7 +41,7 @@ def test_after_its_last_attempt_a_message_is_parked_whole_and_acked(engine: Engi
     assert len(runs) == 4
     (letter,) = DeadLetters(engine).list()
     assert (letter.message_id, letter.body, letter.headers) == ("bad", b"body of bad", {"colour": "red"})
-    assert (letter.reason, letter.attempts, letter.source) == ("failed", 3, "queue-7")
+    assert (letter.reason, letter.attempts, letter.source) == ("failed", 3, worker.source.name)
     assert letter.error.startswith("ValueError: nul ")
     assert "KeyError: 'the cause'" in letter.error
 
