@@ -119,7 +119,7 @@ setup: $(VENV)/.dev-ready ## Create the virtual environment and install everythi
 # --- what people run ---------------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(VENV)/.demo-ready ## Run the main job: shop, relays, billing, notifications, killed everywhere; exact totals (DEMO=--dashboard: live in a browser)
+demo: $(VENV)/.demo-ready ## Run the main job: shop, relays, billing, notifications, killed everywhere; exact totals (DEMO=--dashboard: live in a browser; DEMO=--postgres: without SQS)
 	@$(BIN)/txbox demo $(DEMO)
 
 .PHONY: test

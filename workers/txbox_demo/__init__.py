@@ -5,4 +5,6 @@
     shop ───────────────→ relay → SQS → billing ──────────────→ relay → SQS → notification
     order and outbox,                   inbox, account and                   lease and
     one transaction                     outbox, one transaction              e-mail → SMTP server, which keeps it
+
+With ``postgres`` there are no relays and no SQS: billing and notification take their messages from the outbox itself.
 """

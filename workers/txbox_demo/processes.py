@@ -17,7 +17,7 @@ from txbox import DeadLetters, Inbox, Message, Outbox, Outcome, Outgoing
 from txbox.backoff import Backoff
 from txbox.instrumentation import Committed, Event, Received, Settled
 from txbox.leases import Lease, PostgresLedger
-from txbox.messages.destinations import SQS
+from txbox.messages.destinations import INBOX, SQS
 from txbox.postgres.transactions import ConnectionOrSession
 from txbox.postgres.urls import database_engine, database_url
 from txbox.relay import OutboxMessage, Publisher, Refused, Relay
@@ -25,6 +25,8 @@ from txbox_aws.publishers import aws_publishers
 from txbox_aws.sqs import SqsWorker, sqs_client
 from txbox_demo.purchases import read_purchases
 from txbox_demo.services import billing, place_order, send_mail
+from txbox_workers.postgres import PostgresSource, PostgresWorker
+from txbox_workers.worker import Worker
 
 DECLINED_SHARE = 0.05  # of all orders: rolled back, as the card is declined, and placed anew
 LOST_ANSWER_SHARE = 0.12  # of all messages that the broker has accepted: the relay gets no answer, and sends them again
@@ -46,7 +48,7 @@ class DemoTask:
     """What a process has to do."""
 
     database_url: str  # with the schema as its search path
-    queue_urls: tuple[str, ...]  # billing's and notification's; empty: there is none
+    queue_urls: tuple[str, ...]  # billing's and notification's, or inbox:SUBSCRIBER; empty: there is none
     purchases: int  # how many of the file's purchases the shops place
     smtp_port: int  # on 127.0.0.1
     environment: dict[str, str]  # variables that lead to AWS
@@ -180,9 +182,15 @@ def _work(task: DemoTask, queue_url: str, **service: Any) -> None:
             case Settled(outcome=Outcome.DUPLICATE):
                 task.counts[N_DUPLICATES] += 1
 
+    service |= {"backoff": BACKOFF, "hooks": [hook]}
+    if queue_url.startswith(INBOX):
+        if "inbox" in service:
+            PostgresWorker(**service).run()
+        else:  # a ledger alone: no transaction covers the work, so the message is deleted after it
+            Worker(PostgresSource(task.engine(), queue_url.removeprefix(INBOX)), **service).run()
+        return
     lose_acks(client := sqs_client(queue_url))
-    service |= {"visibility_seconds": VISIBILITY_SECONDS, "wait_seconds": 1, "backoff": BACKOFF}
-    SqsWorker(queue_url, **service, client=client, hooks=[hook]).run()
+    SqsWorker(queue_url, **service, client=client, visibility_seconds=VISIBILITY_SECONDS, wait_seconds=1).run()
 
 
 def lose_acks(client: Any) -> None:

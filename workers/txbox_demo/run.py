@@ -41,17 +41,18 @@ class Plan:
     seed: int
     database_url: str | None = None  # if None, a Postgres is started
     own_broker: bool = True  # start one; otherwise boto3's own settings lead to SQS
+    postgres: bool = False  # workers take their messages from the database: no broker, no relays
     keep: bool = False
     spark_stage: bool = False
 
     def groups(self) -> list[Group]:
-        """Return the chain's processes. Billing gets a third of the kills; shop and relay together get as many."""
+        """Return the chain's processes. Billing gets a third of the kills; shop and relays get the rest."""
         billing, notification = -(-self.kills // 3), self.kills // 4
-        relay = (self.kills - billing - notification + 1) * 3 // 5
+        relay = 0 if self.postgres else (self.kills - billing - notification + 1) * 3 // 5
         shop, deliveries = self.kills - billing - notification - relay, round(self.purchases * DELIVERIES_PER_MESSAGE)
         return [
             Group("shop", 2, shop, self.purchases),
-            Group("relay", 2, relay, 2 * deliveries),
+            *([] if self.postgres else [Group("relay", 2, relay, 2 * deliveries)]),
             Group("billing", self.workers, billing, deliveries),
             Group("notification", self.workers, notification, deliveries),
         ]
@@ -79,11 +80,11 @@ def run_demo(
         chance = random.Random(plan.seed)  # noqa: S311 - choices of the demo, no secrets
         smtp = cleanup.enter_context(LocalSmtp(refuses=lambda: chance.random() < REFUSED_MAIL_SHARE))
         url = plan.database_url or cleanup.enter_context(LocalPostgres()).url
-        if plan.own_broker:
+        if plan.own_broker and not plan.postgres:
             os.environ.update(cleanup.enter_context(LocalAws()).environment())
         environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-        client = cleanup.enter_context(closing(sqs_client("")))
-        on_progress(Progress("creating tables and queues"))
+        client = None if plan.postgres else cleanup.enter_context(closing(sqs_client("")))
+        on_progress(Progress(f"creating tables{' and queues' if client else ''}"))
         sandbox = Sandbox.open(url, client, cleanup, keep=plan.keep)
         if pages:
             pages.show(sandbox, cleanup)
@@ -97,7 +98,8 @@ def run_demo(
             is_ending=lambda: all(process.exitcode == 0 for process, _ in shop.running.values()),
             is_done=lambda now: min(now.placed, now.billed, now.notified) >= plan.purchases,
         )
-        kept = f"schema {sandbox.schema}, queues {' '.join(sandbox.queue_urls)}" if plan.keep else ""
+        queues = f", queues {' '.join(sandbox.queue_urls)}" if client else ""
+        kept = f"schema {sandbox.schema}{queues}" if plan.keep else ""
         seconds = round(time.monotonic() - begun, 1)
         on_progress(replace(progress, stage="checking"))
         report = check(sandbox.engine, read_purchases(plan.purchases), smtp.accepted, CHAIN)
@@ -117,21 +119,27 @@ def run_demo(
 def _figures(
     sandbox: Sandbox, groups: Sequence[Group], progress: Progress, wrong: dict[str, list[str]]
 ) -> dict[str, tuple[int, str]]:
-    shop, relay, *workers = groups
+    shop, *relays, billing, notification = groups
     figures = {
         "orders": (progress.placed, "committed by the shop, each with its message"),
         "rolled back": (shop.count(N_ROLLED_BACK), "orders with their messages: declined cards"),
-        "sent": (relay.count(N_SENT), "by the relays; again if one was killed or an answer was lost"),
     }
+    for relay in relays:
+        remark = "by the relays; again if one was killed or an answer was lost"
+        figures["sent"] = (relay.count(N_SENT), remark)
+    workers = (billing, notification)
     for group, url, processed in zip(workers, sandbox.queue_urls, (progress.billed, progress.notified), strict=True):
-        audited = audit(sandbox.engine, [url], sandbox.engine, group.name, in_flight=timedelta(0))
-        wrong[f"audit of {group.name}"] = [one.message_id for one in audited.findings if not audited.balanced]
-        sent, remark = audited.counts["sent"], f"ids sent, of which {audited.counts['processed']:,} are processed"
         duplicates = group.count(N_DUPLICATES)
         figures |= {
             f"{group.name}: delivered": (group.count(N_RECEIVED), "to workers"),
             f"{group.name}: processed": (processed, "messages, in its inbox or its ledger"),
             f"{group.name}: duplicates": (duplicates, "rejected; each would have been applied a second time"),
-            f"audit of {group.name}": (sent, f"{remark}; {audited.faults} are missing, foreign, doubled or overdue"),
         }
+        if not relays:  # no record of what was sent is left: settled messages are deleted
+            continue
+        audited = audit(sandbox.engine, [url], sandbox.engine, group.name, in_flight=timedelta(0))
+        wrong[f"audit of {group.name}"] = [one.message_id for one in audited.findings if not audited.balanced]
+        sent, remark = audited.counts["sent"], f"ids sent, of which {audited.counts['processed']:,} are processed"
+        remark += f"; {audited.faults} are missing, foreign, doubled or overdue"
+        figures[f"audit of {group.name}"] = (sent, remark)
     return figures

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
+from txbox.messages.destinations import INBOX
 from txbox.postgres.urls import database_engine, database_url
 from txbox_aws.sqs import create_queue, delete_queue, queue_backlog
 from txbox_demo import checker, services
@@ -33,7 +34,10 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A schema, the database with that schema as its search path, and the queues of billing and notification."""
+    """A schema, the database with that schema as its search path, and the queues of billing and notification.
+
+    Without a client of SQS, ``queue_urls`` are destinations in this database, and there are no queues.
+    """
 
     schema: str
     url: str
@@ -55,8 +59,8 @@ class Sandbox:
         upgrade_database(engine, schema=schema)
         with engine.begin() as connection:
             connection.exec_driver_sql(f"{services.TABLES};{checker.TABLES}")
-        queue_urls: list[str] = []
-        for name in ("purchases", "notifications"):
+        queue_urls = [] if client else [f"{INBOX}billing", f"{INBOX}notification"]
+        for name in ("purchases", "notifications") if client else ():
             queue_urls.append(create_queue(f"{schema.replace('_', '-')}-{name}", client=client))
             if not keep:
                 cleanup.callback(delete_queue, queue_urls[-1], client=client)
@@ -68,6 +72,8 @@ class Sandbox:
         billed = self.count("processed_message WHERE subscriber_id = 'billing' AND dead_letter_id IS NULL")
         notified = self.count("message_lease WHERE subscriber_id = 'notification' AND completed_at IS NOT NULL")
         waiting, outbox = 0, "outbox_message"
+        if self.client is None:
+            return Progress(stage, killed, placed, billed, notified, self.count(outbox))
         for queue_url in self.queue_urls:
             waiting += self.count(outbox)  # again before the second queue: billing has published since
             waiting += sum(queue_backlog(queue_url, client=self.client).values())

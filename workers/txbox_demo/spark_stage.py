@@ -36,7 +36,8 @@ def run_spark_stage(
     (directory := directory / "final-stage").mkdir()  # both stages have a billing 1, and logs are named after processes
     chosen = purchases[::WORKERS_STRIDE]
     waiting = [[one for number, one in enumerate(chosen) if number % BEFORE_STRIDE]]
-    supervisor = DemoSupervisor([Group("relay", 1), Group("billing", 2)], task, sandbox, directory)
+    groups = [Group("billing", 2), *([Group("relay", 1)] if sandbox.client else [])]
+    supervisor = DemoSupervisor(groups, task, sandbox, directory)
     cleanup.callback(supervisor.kill)
     load = _start_load(task, purchases, directory)
     cleanup.callback(load.wait)
@@ -60,7 +61,7 @@ def run_spark_stage(
         "applied by Spark": (loaded["applied"], "purchases that it was first with"),
         "found processed": (loaded["already_processed"], "purchases that workers were first with"),
         "applied by workers": (recorded - loaded["applied"], f"of {len(chosen):,}, two thirds after the first chunk"),
-        "rejected by workers": (supervisor.groups[1].count(N_DUPLICATES), "also what Spark was first with"),
+        "rejected by workers": (supervisor.groups[0].count(N_DUPLICATES), "also what Spark was first with"),
     }
     return replace(report, figures=figures, seconds=round(time.monotonic() - begun, 1))
 

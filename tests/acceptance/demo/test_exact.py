@@ -87,6 +87,19 @@ def test_keep_keeps_schema_and_queues(a_run: Run, admin: Engine, database_url: s
         assert leases.all() == [(True, 400)]
 
 
+def test_it_is_exact_without_a_broker(run_quickly: Callable[..., DemoReport], left: Callable[[], Any]) -> None:
+    before = left()
+    report = run_quickly(400, postgres=True, kills=8)
+    figures = {name: figure for name, (figure, _) in report.figures.items()}
+    assert report.exact, report.wrong
+    assert report.cents == {"by the file": 1_466_301, "in the accounts": 1_466_301, "difference": 0}
+    assert [role for role, moments in report.kills.items() if moments] == ["shop", "billing", "notification"]
+    # What billing has committed is settled with it. A mail is not: it may have been sent and not be settled.
+    assert (figures["billing: processed"], figures["billing: duplicates"]) == (400, 0)
+    assert figures["mailed once"] + figures["mailed again"] == 400
+    assert left() == before
+
+
 @pytest.mark.parametrize(("moment", "again"), [(RECEIVED, False), (LEASED, False), (MAILED, True), (COMMITTED, False)])
 def test_only_a_worker_killed_between_mail_and_completion_has_a_mail_come_twice(
     moment: str, again: bool, run_quickly: Callable[..., DemoReport], monkeypatch: pytest.MonkeyPatch

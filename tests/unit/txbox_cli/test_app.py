@@ -36,6 +36,7 @@ WRONG = [
     (["demo", "--purchases", "many"], "should be a valid integer"),
     (["demo", "--workers", "1"], "greater than or equal to 2"),
     (["demo", "--keep"], "--keep needs --url"),
+    (["demo", "--without-spark", "--postgres", "--aws"], "--postgres is without SQS"),
     (["demo", "--url", "not a URL"], "this is not a database URL"),
     (["demo", "--json", "/nowhere/at/all.json"], "cannot write /nowhere/at/all.json: No such file or directory"),
     (["dev", "--port", "99999"], "less than or equal to 65535"),

@@ -39,6 +39,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the random choices: what gets lost, and when processes die.")] = 1997,
     url: Annotated[str | None, typer.Option("--url", help="Your Postgres, in a schema of its own.")] = None,
     aws: Annotated[bool, typer.Option("--aws", help="Your AWS account's SQS, by boto3's own settings.")] = False,
+    postgres: Annotated[bool, typer.Option("--postgres", help="Without SQS: workers read the outbox itself.")] = False,
     without_spark: Annotated[bool, typer.Option("--without-spark", help="Leave out the final stage.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave schema and queues behind, to look at them.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
@@ -59,6 +60,8 @@ def demo(
     Without --url, Postgres is started; without --aws or AWS_ENDPOINT_URL, SQS. Exit status 0 only if every customer is
     right to the cent, and was mailed every purchase, once wherever that can be known; what cannot be known is counted.
 
+    With --postgres there is neither SQS nor a relay: billing and notification take their messages from the outbox.
+
     With --dashboard, pages on this machine show the run while it goes on: their URL is printed at the start. In a
     terminal they stay at the end, with everything else, until Ctrl-C.
     """
@@ -72,12 +75,14 @@ def demo(
             json_file.open("a").close()
         except OSError as error:
             raise UsageError(f"--json: cannot write {json_file}: {error.strerror}") from error
+    if postgres and aws:
+        raise UsageError("--postgres is without SQS, --aws with yours: choose one")
     if not without_spark:
         _require_spark()
     if keep and url is None:
         raise UsageError("--keep needs --url: the embedded database goes when the demo ends")
     kills = min(DEFAULT_KILLS, purchases // PURCHASES_PER_KILL) if kills is None else kills
-    plan = Plan(purchases, workers, kills, seed, url, not (aws or aws_endpoint()), keep, spark_stage=not without_spark)
+    plan = Plan(purchases, workers, kills, seed, url, not (aws or aws_endpoint()), postgres, keep, not without_spark)
     console = plain_console(stderr=True)
     with (
         closing(_pages(dashboard_port)) if dashboard else nullcontext() as pages,
