@@ -199,6 +199,18 @@ def unless_locked(connection: Connection, what: str, work: Callable[[], T]) -> T
     return done
 
 
+def end_session(connection: Connection) -> None:
+    """Close a connection that was detached from its pool, whatever it is doing.
+
+    ``Connection.close`` leaves the driver's connection open if it is detached and the engine is one for coroutines.
+    """
+    if not connection.closed and not connection.invalidated:
+        if (driver := connection.connection.dbapi_connection) is not None:
+            driver.close()
+        connection.invalidate()
+    connection.close()
+
+
 @contextmanager
 def driver_cursor(connection: Connection) -> Iterator[Any]:
     """Open the driver's own cursor: a statement costs a tenth of a millisecond less of this process's time.

@@ -25,7 +25,7 @@ from txbox.postgres.driver_cursor import run
 from txbox.postgres.drivers.greenlets import wait_for
 from txbox.postgres.drivers.own_adapters import own_cursors
 from txbox.postgres.server import SERVER
-from txbox.postgres.transactions import driver_cursor, short_transaction, unless_locked
+from txbox.postgres.transactions import driver_cursor, end_session, short_transaction, unless_locked
 from txbox.relay.reporter import RelayReporter
 from txbox.relay.scheduler import OUTAGE_BACKOFF, Scheduler
 from txbox.relay.sender import RelayStatements
@@ -331,7 +331,7 @@ class Listener:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._connection is not None:
-            self._connection.close()
+            end_session(self._connection)
             self._connection = self._driver = None
 
     def drain(self) -> None:

@@ -20,18 +20,9 @@ from collections.abc import Collection
 from sqlalchemy import Connection, Engine
 
 from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
-from txbox.postgres.transactions import driver_cursor
+from txbox.postgres.transactions import driver_cursor, end_session
 from txbox.relay.sender import RelayStatements, array
 from txbox_workers.postgres.statements import LaneStatements
-
-
-def end_session(connection: Connection) -> None:
-    """Close a connection that was detached from its pool, whatever it is doing."""
-    if not connection.closed and not connection.invalidated:
-        if (driver := connection.connection.dbapi_connection) is not None:
-            driver.close()
-        connection.invalidate()
-    connection.close()
 
 
 class LaneClaims:

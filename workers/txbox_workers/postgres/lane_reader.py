@@ -9,11 +9,10 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
-from txbox.postgres.transactions import driver_cursor
+from txbox.postgres.transactions import driver_cursor, end_session
 from txbox.relay.poller import AWAKE_SECONDS, POLL_SECONDS, Listener, MessageFinder, PollResult
 from txbox.relay.sender import RelayStatements, array
 from txbox_workers.postgres.backlog import LaneOrigin, WaitingMessage
-from txbox_workers.postgres.lane_claims import end_session
 from txbox_workers.postgres.statements import LaneStatements
 
 READ_BYTES = 8 * 1024 * 1024
