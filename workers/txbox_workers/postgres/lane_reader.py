@@ -55,6 +55,9 @@ class LaneReader:
         """Find what is new, unless that was done just now."""
         if now < self._find_at:
             return None
+        if now >= self._drain_at:
+            self._listener.drain()
+            self._drain_at = now + AWAKE_SECONDS
         found = self._finder.find()
         if found.fresh or found.woken:
             self._awake_until = now + AWAKE_SECONDS
@@ -70,9 +73,6 @@ class LaneReader:
         if now < self._awake_until:
             wake.wait(POLL_SECONDS)
             self._find_at = -math.inf
-            if now >= self._drain_at:
-                call(self._listener.drain)
-                self._drain_at = now + AWAKE_SECONDS
             return
         seconds = min(self._find_at, deadline, due) - now
         if seconds > 0 and call(lambda: self._listener.wait(seconds, wake)):

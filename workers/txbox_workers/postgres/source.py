@@ -465,6 +465,11 @@ class PostgresSource:
             self._gained -= released
             self._backlog.drain(claims.surplus - len(released))
             released |= self._backlog.drained()
+            idle = None
+            if not (wants or self._is_looking):
+                idle, self._reader = self._reader, None
+        if idle is not None:  # the server keeps every notification until a session that listens has read it
+            self.call(idle.close)
         before = claims.owned - released
         self.call(lambda: claims.work(wants=wants, released=released))
         self._shared_at = time.monotonic()
