@@ -49,7 +49,8 @@ def microseconds(time: str) -> str:
     How a time is written, and whether psycopg can read it, depends on the session's DateStyle, which a database, a role
     or a handler may set. A number has only one form.
     """
-    return f"CASE WHEN isfinite({time}) THEN (extract(epoch FROM {time}) * 1000000)::bigint END"
+    # The microseconds of Postgres's last years fit no bigint: one such row must not keep others from being read.
+    return f"CASE WHEN isfinite({time}) THEN least(extract(epoch FROM {time}) * 1000000, {2**63 - 1})::bigint END"
 
 
 def moment(microseconds: int | None) -> datetime | None:
