@@ -202,7 +202,7 @@ types: $(VENV)/.dev-ready ## Check types strictly
 	@$(BIN)/mypy
 
 .PHONY: bench
-bench: $(VENV)/.dev-ready ## Measure consumer, coroutines, record, relay, ledger, deadlocks, bulk_load, spark_write, audit, retention, dashboard, tracing or memory against limits (BENCH='relay --full')
+bench: $(VENV)/.dev-ready ## Measure consumer, outbox_worker, coroutines, record, relay, ledger, deadlocks, bulk_load, spark_write, audit, retention, dashboard, tracing or memory against limits (BENCH='relay --full')
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 .PHONY: bench-retention

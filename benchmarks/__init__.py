@@ -1,6 +1,7 @@
 """Benchmarks: each measures txbox and, beside it in the same run, a limit by simpler means.
 
 consumer    a worker against pgbench with the same SQL, and against a bare loop around the same handler
+outbox_worker  a worker over the outbox against the same over memory, and against pgbench
 record      what one ``Inbox.record`` costs the client
 relay       what publishing costs, how fast a relay is, how soon a message arrives
 ledger      leases against a plain conditional UPDATE

@@ -11,6 +11,7 @@ from benchmarks.shared.program import Benchmark, Run, run
 
 SUBJECTS = (
     "consumer",
+    "outbox_worker",
     "broker",
     "coroutines",
     "record",

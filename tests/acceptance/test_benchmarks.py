@@ -23,6 +23,8 @@ CONSUMER_KEYS |= {
 COROUTINES = ("--seconds", "1", "--idle-seconds", "2")
 COROUTINES_KEYS = {"what 64 waits of 20 ms allow", "AsyncWorker, they wait", "AsyncWorker, one a batch"}
 COROUTINES_KEYS |= {"Worker, of the database", "AsyncWorker, of the database", "AsyncWorker, idle"}
+OUTBOX_WORKER_KEYS = {"Worker over memory", "PostgresWorker", "pgbench, sets of 100", "PostgresWorker, SqlEffect"}
+OUTBOX_WORKER_KEYS |= {"AsyncWorker over memory", "AsyncPostgresWorker"}
 RECORD_KEYS = {"Inbox.record(connection)", "Inbox.record(session)"}
 LEDGER = ("--seconds", "1", "--connections", "1", "--only", "UPDATE|PostgresLedger")
 LEDGER_KEYS = {"conditional UPDATE, 1c", "PostgresLedger, 1c"}
@@ -46,6 +48,7 @@ SIZE_KEYS = {f"copy, {rows} M rows{part}" for rows in ("0.02", "0.04") for part 
     [
         pytest.param("consumer", CONSUMER, CONSUMER_KEYS, id="consumer"),
         pytest.param("coroutines", COROUTINES, COROUTINES_KEYS, id="coroutines"),
+        pytest.param("outbox_worker", ("--seconds", "1"), OUTBOX_WORKER_KEYS, id="outbox_worker"),
         pytest.param("record", ("--only", "record"), RECORD_KEYS, id="record"),
         pytest.param("relay", (*RELAY, *RELAY_ONLY), RELAY_KEYS, id="relay"),
         pytest.param("ledger", LEDGER, LEDGER_KEYS, id="ledger"),
