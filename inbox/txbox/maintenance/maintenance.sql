@@ -134,11 +134,13 @@ WHERE excluded.horizon - moved.horizon >= least((now() - excluded.horizon) / 100
 SELECT subscriber_id, extract(epoch FROM horizon)::double precision AS seconds FROM {{inbox_horizon}}
 
 -- name: still_running
--- Which of some transactions are still running, and in which sessions.
+-- Which of some transactions are still running, and in which sessions; without those that hold the claims of workers over
+-- the outbox for as long as these run, and record nothing.
 -- parameters: virtualxids text[]
 -- returns: virtualxid, pid
 SELECT virtualxid, pid FROM pg_locks
 WHERE locktype = 'virtualxid' AND mode = 'ExclusiveLock' AND virtualxid = ANY(%(virtualxids)s::text[])
+  AND pid NOT IN (SELECT pid FROM pg_stat_activity WHERE application_name = 'txbox-lane-claims')
 ORDER BY virtualxid
 
 -- name: generation_seconds

@@ -12,11 +12,13 @@
 ({{lock}} # (%(low)s::bigint - 1))
 
 -- name: begin_claims
--- Set for how long this transaction may be idle, and that it may last.
+-- Set for how long this transaction may be idle, and that it may last. By its name, what forgets ids knows that it
+-- records none, and does not wait for its end (still_running in txbox.maintenance).
 -- parameters: idle_seconds text
 -- returns: settings
 SELECT set_config(name, value, true)
-FROM (VALUES ('idle_in_transaction_session_timeout', %(idle_seconds)s || 's'), ('transaction_timeout', '0')) AS wanted
+FROM (VALUES ('idle_in_transaction_session_timeout', %(idle_seconds)s || 's'), ('transaction_timeout', '0'),
+  ('application_name', 'txbox-lane-claims')) AS wanted
   (name, value) JOIN pg_settings USING (name)
 
 -- name: join_members

@@ -1,4 +1,4 @@
-"""Workers over the outbox leave no session behind."""
+"""The sessions of workers over the outbox: none is left behind, and none holds up what forgets."""
 
 import asyncio
 
@@ -7,8 +7,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from support.txbox.outbox import publish
 from support.waiting import wait_until
-from txbox import AsyncInbox, Message, Outgoing
-from txbox_workers.postgres import AsyncPostgresWorker
+from support.workers.memory_worker import at_work
+from txbox import AsyncInbox, Inbox, Message, Outgoing
+from txbox.maintenance.rotation import Generations
+from txbox_workers.postgres import AsyncPostgresWorker, PostgresWorker
 
 NAME = "worker-over-the-outbox"
 
@@ -36,3 +38,14 @@ def test_a_worker_of_coroutines_that_has_stopped_has_no_sessions(engine: Engine,
 
     publish(engine, Outgoing("inbox:billing", "1"))
     asyncio.run(work())
+
+
+def test_the_open_transaction_of_a_workers_claims_holds_up_no_forgetting(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', now())")
+    handled: list[str] = []
+    worker = PostgresWorker(inbox=Inbox("billing"), engine=engine, handler=lambda _, one: handled.append(one.id))
+    publish(engine, Outgoing("inbox:billing", "1"))
+    with at_work(worker):
+        wait_until(lambda: handled, "it has claims")
+        assert wait_until(lambda: Generations(engine).settle(seconds=0.5), timeout=10).keys() == {"billing"}
