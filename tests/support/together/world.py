@@ -1,9 +1,12 @@
 """Features together: what users and operators do at once, at random from a seed, and the promises asked afterwards.
 
-Workers of both kinds, a relay and a service over HTTP share one inbox, by sessions with ``binds``, over drivers with
-loaders of the host's. Threads of the test publish, deliver again, import, redrive, discard, rotate, forget, sweep, load
-in bulk, call what leases guard, and end sessions, each as its lots say. What has to be true then is computed from what
-was sent, and from tables that refuse nothing.
+Workers of both kinds, over a queue in memory and over the outbox, a relay and a service over HTTP share one inbox, by
+sessions with ``binds``, over drivers with loaders of the host's. Threads of the test publish, deliver again, import,
+redrive, discard, rotate, forget, sweep, load in bulk, call what leases guard, and end sessions, each as its lots say.
+What has to be true then is computed from what was sent, and from tables that refuse nothing.
+
+Where order is kept, a key has one road: those with names in ``p`` go by the outbox, the others by the queue. Elsewhere
+any message may come by both.
 """
 
 import asyncio
@@ -30,13 +33,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from support.postgres.host_loaders import AsBytes, AsDecimal, AsText, Loaders, Upper, register_loaders
+from support.waiting import wait_until
 from support.web.service import served
 from support.workers.async_worker import make as make_async
 from support.workers.business import APPLY, Business
 from support.workers.fifo_source import FifoSource
 from support.workers.mapped import Base
-from support.workers.memory_worker import at_work, make, messages
+from support.workers.memory_worker import AT_ONCE, at_work, make, messages
 from txbox import (
+    AsyncInbox,
     DeadLetter,
     DeadLetters,
     Inbox,
@@ -55,6 +60,7 @@ from txbox.dead_letters.letter import Reason
 from txbox.leases import Lease, PostgresLedger, idempotent
 from txbox.maintenance import Maintainer, Retention
 from txbox.maintenance.rotation import Generations, InboxConversion
+from txbox.outbox import Subscriptions
 from txbox.outbox.message_ids import new_message_id
 from txbox.postgres.sqlstates import is_outage, is_retryable
 from txbox.relay import FunctionPublisher, OutboxMessage, Relay
@@ -62,6 +68,7 @@ from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyo
 from txbox_spark.merging.chunk_merger import begin_chunk, merge_chunk
 from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
+from txbox_workers.postgres import AsyncPostgresWorker, PostgresWorker
 
 NAME = "together"
 """Of the sessions that may be ended at any moment."""
@@ -70,6 +77,8 @@ REPEATED_SECONDS = 4.0
 """What is older is forgotten, where the inbox rotates."""
 
 KEYS = 4
+
+INBOX, TOPIC = "inbox:billing", "topic:sold"
 
 LOADERS: tuple[Loaders, ...] = ({}, {"text": AsBytes, "jsonb": AsText}, {"text": Upper, "int8": AsDecimal})
 """One of these is what a host has registered."""
@@ -97,7 +106,7 @@ class World:
         self._engine = engine
         own = {"application_name": NAME}
         self._ours = create_engine(url, isolation_level=level, connect_args=own, pool_size=20)
-        self._async: AsyncEngine = create_async_engine(url, isolation_level=level, connect_args=own, pool_size=8)
+        self._async: AsyncEngine = create_async_engine(url, isolation_level=level, connect_args=own, pool_size=16)
         self.loaders = random.Random(seed).choice(LOADERS)
         for one in (self._ours, self._async.sync_engine):
             register_loaders(one, self.loaders)
@@ -117,6 +126,7 @@ class World:
         self._chunk_lock = threading.Lock()  # what is loaded has no time: it is not to be older than the horizon
         self._horizon = 0.0
         self._given_up: set[str] = set()
+        Subscriptions(engine).add(TOPIC, "billing")
         if rotating:
             assert InboxConversion(engine).forward()
 
@@ -138,6 +148,8 @@ class World:
                 assert not thread.is_alive(), "an action does not end"
             self._failing.clear()
             assert self._source.wait_until_empty(90), "something is never acked"
+            left = f"SELECT message_id FROM outbox_message WHERE destination = '{INBOX}'"
+            wait_until(lambda: not self._business.rows(left), "what was published is settled", timeout=90)
         self._ours.dispose()
 
     def broken_promises(self) -> list[str]:
@@ -180,7 +192,10 @@ class World:
 
     def _actions(self) -> dict[Callable[[random.Random], None], int]:
         actions = {
+            self._send: 40,
             self._publish: 40,
+            self._publish_later: 5,
+            self._roll_back: 3,
             self._deliver_again: 15,
             self._redrive: 25,
             self._discard: 3,
@@ -212,9 +227,9 @@ class World:
                 self.errors.append(error)
             self._stopping.wait(lots.random() / 50)
 
-    def _new(self, lots: random.Random) -> str:
+    def _new(self, lots: random.Random, key: str = "k") -> str:
         message_id = new_message_id()
-        self.sent[message_id] = f"k{lots.randrange(KEYS)}"
+        self.sent[message_id] = f"{key}{lots.randrange(KEYS)}"
         if lots.random() < 0.4:
             self._failing.add(message_id)
         self._recent.append(message_id)
@@ -223,15 +238,43 @@ class World:
     def _one(self, lots: random.Random) -> str:
         return lots.choice(list(self._recent) or [self._new(lots)])
 
-    def _deliver(self, message_id: str) -> None:
-        self._source.send_in(self.sent[message_id], message_id)
+    def _deliver(self, lots: random.Random, message_id: str) -> None:
+        key = self.sent[message_id]
+        if key.startswith("p") if self.ordered else lots.random() < 0.5:
+            self._put(lots, message_id)
+        else:
+            self._source.send_in(key, message_id)
+
+    def _put(self, lots: random.Random, message_id: str, delay: float | None = None, *, commit: bool = True) -> None:
+        (message,) = messages(message_id)
+        key = self.sent.get(message_id)
+        with self._engine.connect() as connection:  # not one that may be ended: it would not be known what was sent
+            Outbox().publish(
+                connection, lots.choice([INBOX, TOPIC]), message.body, key, message.headers, message_id, delay
+            )
+            if commit:
+                connection.commit()
+
+    def _send(self, lots: random.Random) -> None:
+        with self._lock:  # ids grow in the order of the queue
+            message_id = self._new(lots)
+            self._source.send_in(self.sent[message_id], message_id)
 
     def _publish(self, lots: random.Random) -> None:
-        with self._lock:  # ids grow in the order of the queue
-            self._deliver(self._new(lots))
+        with self._lock:
+            self._put(lots, self._new(lots, "p"))
+
+    def _publish_later(self, lots: random.Random) -> None:
+        """Publish with a delay, under a key of its own: it takes its place when its time has come."""
+        with self._lock:
+            message_id = self._new(lots, f"p{len(self.sent)}-")
+            self._put(lots, message_id, lots.random())
+
+    def _roll_back(self, lots: random.Random) -> None:
+        self._put(lots, new_message_id(), commit=False)
 
     def _deliver_again(self, lots: random.Random) -> None:
-        self._deliver(self._one(lots))
+        self._deliver(lots, self._one(lots))
 
     def _letter(self, lots: random.Random) -> DeadLetter:
         letters = self._letters.list(limit=20)
@@ -243,9 +286,12 @@ class World:
         letter = self._letter(lots)
         if lots.random() < 0.7:
             self._failing.discard(letter.message_id)
+        if letter.source == INBOX and lots.random() < 0.7:
+            self._letters.republish(letter.dead_letter_id or 0, Outbox())
+            return
 
         def send(_: DeadLetter) -> None:
-            self._deliver(letter.message_id)
+            self._deliver(lots, letter.message_id)
             time.sleep(lots.random() / 50)  # its copy arrives before the redrive commits
             if lots.random() < 0.1:
                 raise ConnectionError("after it was sent")
@@ -268,7 +314,7 @@ class World:
         response = self._client.post("/", headers={"idempotency-key": message_id})
         if response.status_code not in {201, 204}:
             assert response.status_code in {409, 422, 500, 503}, response.text
-            self._deliver(message_id)
+            self._deliver(lots, message_id)
 
     def _load(self, lots: random.Random) -> None:
         with self._chunk_lock:
@@ -289,7 +335,7 @@ class World:
                     merge_chunk(connection, plan, self._chunks, (ids[0], None), counts)
             finally:
                 for message_id in ids:
-                    self._deliver(message_id)
+                    self._deliver(lots, message_id)
 
     def _call_with_lease(self, lots: random.Random) -> None:
         mail_id = f"mail-{lots.randrange(200)}"
@@ -338,7 +384,8 @@ class World:
     def _end_a_session(self, _: random.Random) -> None:
         with self._engine.begin() as connection:
             connection.exec_driver_sql(
-                "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = %s "
+                "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity "
+                "WHERE application_name IN (%s, 'txbox-lane-claims') AND datname = current_database() "
                 "ORDER BY state = 'idle', random() LIMIT 1) AS one",
                 (NAME,),
             )
@@ -346,23 +393,28 @@ class World:
     @contextmanager
     def _at_work(self) -> Iterator[httpx2.Client]:
         options: dict[str, Any] = {"max_attempts": 2, "ordered": self.ordered}
-        sessions = sessionmaker(binds={Base: self._ours})
-        worker = make(
-            self._source, self._ours, self._handle, session_factory=sessions, transactions="message", **options
-        )
+        by_outbox = {**options, "backoff": AT_ONCE, "visibility_seconds": 3}
+        own: dict[str, Any] = {"session_factory": sessionmaker(binds={Base: self._ours}), "transactions": "message"}
+        worker = make(self._source, self._ours, self._handle, **own, **options)
+        inbox = Inbox("billing", wait_seconds=0.2)
+        of_outbox = PostgresWorker(inbox=inbox, engine=self._ours, handler=self._handle, **own, **by_outbox)
         relay = Relay(self._ours, {"own": FunctionPublisher(self._receive)}, senders=1)
         stop = threading.Event()
 
         async def work() -> None:
-            sessions = async_sessionmaker(binds={Base: self._async})
-            async with make_async(self._source, self._async, self._handle_async, session_factory=sessions, **options):
+            own: dict[str, Any] = {"session_factory": async_sessionmaker(binds={Base: self._async})}
+            inbox, handle = AsyncInbox("billing", wait_seconds=0.2), self._handle_async
+            async with (
+                make_async(self._source, self._async, handle, **own, **options),
+                AsyncPostgresWorker(inbox=inbox, engine=self._async, handler=handle, **own, **by_outbox),
+            ):
                 await asyncio.to_thread(stop.wait)
             await self._async.dispose()
 
         thread = threading.Thread(target=lambda: asyncio.run(work()))
         thread.start()
         try:
-            with served(self._service()) as client, at_work(worker, relay):
+            with served(self._service()) as client, at_work(worker, of_outbox, relay):
                 yield client
         finally:
             stop.set()
