@@ -104,7 +104,6 @@ _LOSES_A_COMMIT = "loses whichever COMMIT comes next, and this source has some, 
 _NOTICED_FIRST = "an outage is noticed by the source: it is the broker that is lost; see ``postgres/test_outages.py``"
 _OWN_SERVER = "ends its server, with all that the test knows of the outbox"
 _BY_HAND = "what it gives to the processor by hand stays in the outbox, so its worker has a copy more"
-_STARTED = "looks into a source that no worker has begun with"
 _GROUPS = "FIFO groups are SQS's"
 _ACKS = "fails acks, and this source's transactions have settled already; see ``postgres/test_outages.py``"
 _LANES = "which messages come together depends on which lanes were free first"
@@ -131,14 +130,13 @@ NOT_OVER_OUTBOX = {
     "test_a_restart_of_postgres_in_the_middle_of_everything": _OWN_SERVER,
     "test_what_a_letter_and_the_log_say_of_attempts_is_what_became_of_each": _BY_HAND,
     "test_under_a_lease_it_is_parked_at_once_and_no_work_is_begun": "has a ledger and no inbox",
-    "test_statements_that_do_not_fit_the_tables_are_told_at_the_start": _STARTED,
     "test_groups_keep_their_order_over_failures": _GROUPS,
     "test_a_lost_answer_to_the_commit_of_an_effect_is_neither_yes_nor_no": _LOSES_A_COMMIT,
     "test_a_settlement_that_cannot_be_made_costs_a_redelivery_at_most": _ACKS,
     "test_a_batch_handler_is_given_the_first_timers_of_a_batch_at_once": _LANES,
     "test_a_slow_handler_holds_little_and_leaves_the_rest_to_other_workers": _HOLDS_LANES,
+    "test_a_large_batch_that_fails_is_processed_in_tenths_and_those_too": _SIZES,
     "test_of_several_threads_the_last_one_closes_what_they_share": _SIZES,
-    "test_a_function_that_runs_once_refuses_what_it_cannot_judge": _NO_WORKER,
     "test_a_turn_that_does_not_come_in_time_is_not_waited_for": _NO_WORKER,
     "test_transactions_in_turn_come_one_after_the_other": _NO_WORKER,
     "test_a_script_that_cannot_work_is_refused_at_once": _NO_WORKER,

@@ -83,10 +83,14 @@ class OutboxSource(PostgresSource):
         until = time.monotonic() + timeout
         while time.monotonic() < until:
             in_hand = any(one._places or one._settled for one in self._copies)
-            if not in_hand and (self._publisher is None or not self._publisher.held()):
+            if not in_hand and not self._ready:
                 return True
             time.sleep(0.01)
         return False
+
+    @property
+    def _ready(self) -> list[int]:
+        return [] if self._publisher is None else self._publisher.positions()
 
     @property
     def _taken(self) -> dict[str, WaitingMessage]:
@@ -195,10 +199,10 @@ class _Publisher:
         headers = {name: value for name, value in message.headers.items() if name != HEADER_KEY}
         return Outgoing(self._destination, message.body, message.headers.get(HEADER_KEY), headers, message.id)
 
-    def held(self) -> bool:
-        statement = f"SELECT EXISTS (SELECT FROM {self._table} WHERE destination = %s)"
+    def positions(self) -> list[int]:
+        statement = f"SELECT position FROM {self._table} WHERE destination = %s LIMIT 100"
         with self._engine.connect() as connection:
-            return bool(connection.exec_driver_sql(statement, (self._destination,)).scalar_one())
+            return list(connection.exec_driver_sql(statement, (self._destination,)).scalars())
 
     def rows(self, message_id: str) -> list[WaitingMessage]:
         with self._engine.connect() as connection:
