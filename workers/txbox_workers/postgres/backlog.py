@@ -40,6 +40,7 @@ class WaitingMessage(NamedTuple):
     headers: str
     attempts: int
     published_at: int | None  # microseconds
+    due_in: float | None  # seconds, if it has failed and holds its place; None: it may be processed
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class LaneBacklog:
         self._ordered = ordered
         self._ahead = ahead
         self._lanes: dict[int, LaneOrigin] = {}
-        self._draining: set[int] = set()
+        self._draining: dict[int, int] = {}  # lanes, each with what its mark must stay at; see ``drained``
         self._fresh: dict[int, int] = {}
         self._ready: deque[WaitingMessage] = deque()
         self._in_hand: dict[int, tuple[int, str | None]] = {}  # by position: lane and key
@@ -83,28 +84,29 @@ class LaneBacklog:
     def lanes(self) -> Collection[int]:
         return self._lanes.keys()
 
-    def add(self, lanes: Mapping[int, LaneOrigin], heads: Iterable[tuple[int, int, str, float]]) -> None:
-        """Begin to work on lanes. ``heads`` are the failed messages that hold keys: lane, position, key, when due."""
+    def add(self, lanes: Mapping[int, LaneOrigin]) -> None:
+        """Begin to work on lanes."""
         for lane, origin in lanes.items():
             self._lanes[lane] = origin
             self._fresh[lane] = 0
-        for lane, position, key, due_at in heads:
-            if lane in lanes and position not in self._known:
-                self._known[position] = lane
-                self._wait(position, lane, key, due_at)
 
     def drain(self, count: int) -> None:
         """Take nothing more from ``count`` lanes in all."""
         if (more := count - len(self._draining)) > 0:
-            idle = sorted(self._lanes.keys() - self._draining, key=self._busy_lanes().__getitem__)[:more]
+            idle = sorted(self._lanes.keys() - self._draining.keys(), key=self._busy_lanes().__getitem__)[:more]
+            suspects = self._suspects()
             for lane in idle:
+                self._draining[lane] = self._lanes[lane].begun_to if lane in suspects else 0
                 self._fresh.pop(lane, None)
-            self._draining.update(idle)
             self._forget(self._draining)
 
-    def drained(self) -> set[int]:
-        """Return the lanes that are drained and of which nothing is in hand, and forget them."""
-        done = self._draining - self._busy_lanes().keys()
+    def drained(self) -> dict[int, int]:
+        """Return the lanes that are drained and of which nothing is in hand, and forget them.
+
+        The values are the positions up to which a process that has crashed may have begun what is left; 0: none is.
+        """
+        busy = self._busy_lanes()
+        done = {lane: mark for lane, mark in self._draining.items() if not busy[lane]}
         self.lose(done)
         return done
 
@@ -114,8 +116,14 @@ class LaneBacklog:
         for lane in lanes:
             self._lanes.pop(lane, None)
             self._fresh.pop(lane, None)
-        self._draining -= lanes
+            self._draining.pop(lane, None)
         self._forget(lanes)
+
+    def _suspects(self) -> set[int]:
+        """Return the lanes that may have messages which a process that has crashed may have begun."""
+        unread = {lane for lane, at in self._fresh.items() if at <= self._lanes[lane].begun_to}
+        known = self._known.items()
+        return unread | {lane for at, lane in known if lane in self._lanes and at <= self._lanes[lane].begun_to}
 
     def _busy_lanes(self) -> Counter[int]:
         return Counter(lane for lane, _ in self._in_hand.values())
@@ -167,6 +175,9 @@ class LaneBacklog:
             if row.position in self._known or row.position in settled:
                 continue
             self._known[row.position] = row.lane
+            if row.due_in is not None:
+                self._wait(row.position, row.lane, row.key, now + row.due_in)
+                continue
             if self._ordered and row.key is not None:
                 key = self._keys.get(row.key)
                 if key is None:

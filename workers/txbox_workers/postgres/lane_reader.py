@@ -31,9 +31,8 @@ BEGUN_AHEAD = 2_000
 class LaneReader:
     def __init__(self, engine: Engine, statements: LaneStatements, relay: RelayStatements, lanes: range) -> None:
         self._statements = statements
-        self._low = str(lanes[0])
         self._find_at = self._awake_until = self._drain_at = -math.inf
-        self._begun_to = 0
+        self._begun_to: dict[int, int] = {}
         self._begin = Step(Statement.of("BEGIN ISOLATION LEVEL READ COMMITTED", has_plan=False))
         self._commit = Step(Statement.of("COMMIT", has_plan=False))
         self._plan = Statement.of(relay.set_plan).with_values()
@@ -78,10 +77,10 @@ class LaneReader:
         if seconds > 0 and call(lambda: self._listener.wait(seconds, wake)):
             self._awake_until, self._find_at = time.monotonic() + AWAKE_SECONDS, -math.inf
 
-    def origin(self) -> LaneOrigin:
+    def origins(self, lanes: Collection[int]) -> dict[int, LaneOrigin]:
         """Return how far lanes that were just claimed had been worked on."""
-        ((begun_to, before),) = self._rows(Statement.of(self._statements.take_over).with_values(low=self._low))
-        return LaneOrigin(begun_to or 0, before)
+        step = Statement.of(self._statements.take_over).with_values(lanes=array(sorted(lanes)))
+        return {lane: LaneOrigin(begun_to, before) for lane, begun_to, before in self._rows(step)}
 
     def heads(self, lanes: Collection[int]) -> list[tuple[int, int, str, float]]:
         """Return the failed messages of these lanes that hold keys: lane, position, key, in how many seconds due."""
@@ -103,14 +102,19 @@ class LaneReader:
             for row in self._rows(Statement.of(self._statements.read_again).with_values(**places))
         ]
 
-    def mark_begun(self, position: int) -> None:
-        """Record that messages up to this position may be begun."""
-        if position <= self._begun_to:
+    def mark_begun(self, rows: Sequence[WaitingMessage], lanes: Collection[int]) -> None:
+        """Record that these messages may be begun, and for a while those behind them in all of these lanes."""
+        if all(row.position <= self._begun_to.get(row.lane, 0) for row in rows):
             return
-        ahead = position + BEGUN_AHEAD
-        step = Statement.of(self._statements.mark_begun).with_values(low=self._low, position=str(ahead))
+        ahead = max(row.position for row in rows) + BEGUN_AHEAD
+        values = {"lanes": array(sorted(lanes)), "position": str(ahead)}
+        step = Statement.of(self._statements.mark_begun).with_values(**values)
         self._run([Statement.of(self._statements.async_commit).with_values(), step])
-        self._begun_to = ahead
+        self._begun_to = dict.fromkeys(lanes, ahead)
+
+    def unmarked(self, lanes: Collection[int]) -> None:
+        """Forget that messages of these lanes were marked."""
+        self._begun_to = {lane: at for lane, at in self._begun_to.items() if lane not in lanes}
 
     def _rows(self, step: Step) -> list[Any]:
         return rows_of(self._connection, self._run([self._plan, step])[-1])

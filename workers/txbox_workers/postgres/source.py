@@ -30,7 +30,7 @@ from txbox.messages.message import HEADER_KEY, valid_subscriber_id
 from txbox.outbox.lanes import lanes_of
 from txbox.postgres.engines import require_server
 from txbox.postgres.round_trip import Statement, Step
-from txbox.postgres.sql import moment
+from txbox.postgres.sql import array_literal, moment
 from txbox.postgres.sqlstates import DATABASE_ERRORS
 from txbox.postgres.transactions import check_table, driver_cursor, short_transaction
 from txbox.relay.sender import RelayStatements, array
@@ -110,7 +110,6 @@ class PostgresSource:
         self._statements = LaneStatements.load(schema, prefix)
         self._relay = RelayStatements.load(schema, prefix)
         self._lanes = lanes_of(self._name)
-        self._low = str(self._lanes[0])
         self.keeps_batches = ordered
         """What one ``receive`` returns must not be mixed with others: a slow key would delay them."""
         self._settle = Statement.of(self._statements.settle)
@@ -185,6 +184,10 @@ class PostgresSource:
         try:
             if reader is not None:
                 self.call(reader.close)
+            with self._changed:
+                self._backlog.drain(len(self._backlog.lanes))
+                done = self._backlog.drained()
+            self._unmark(done)
             self.call(claims.close)
         except Exception as error:  # noqa: BLE001 - it ends with the process
             _log.debug("%s: a connection could not be closed: %s", self._name, error)
@@ -267,7 +270,7 @@ class PostgresSource:
             if found is not None:
                 backlog.found(found.fresh)
                 self._busy |= bool(found.fresh)
-            wanted = backlog.to_read()
+            wanted, lanes = backlog.to_read(), set(backlog.lanes)
         if found is not None and found.due:
             heads = reader.heads(found.due & set(self._backlog.lanes))
             with self._changed:
@@ -277,7 +280,7 @@ class PostgresSource:
         each_limit = max(self._read_messages // len(wanted), 1)
         rows, cut = reader.read(wanted, each_limit)
         if rows:
-            reader.mark_begun(max(row.position for row in rows))
+            reader.mark_begun(rows, lanes | wanted.keys())
         with self._changed:
             backlog.read(wanted, rows, each_limit=each_limit, cut=cut, now=now)
         return True
@@ -288,15 +291,9 @@ class PostgresSource:
             self._gained = set()
         if not gained:
             return
-        origin = reader.origin()
-        heads = reader.heads(gained)
-        now = time.monotonic()
+        origins = reader.origins(gained)
         with self._changed:
-            ours = gained & self._claims.owned
-            self._backlog.add(
-                dict.fromkeys(ours, origin),
-                [(lane, position, key, now + due_in) for lane, position, key, due_in in heads if lane in ours],
-            )
+            self._backlog.add({lane: origin for lane, origin in origins.items() if lane in self._claims.owned})
 
     def _delivery(self, row: WaitingMessage) -> Delivery:
         """Return a message in hand as a delivery. The lock is held."""
@@ -321,8 +318,13 @@ class PostgresSource:
     def settling(self, deliveries: Sequence[Delivery]) -> Sequence[Step]:
         """Return the statement that settles deliveries; it is sent with BEGIN."""
         rows = [row for delivery in deliveries if (row := self._places.get(delivery.receipt)) is not None]
-        places = ",".join([f'"{row.place}"' for row in rows])
-        return [self._settle.with_values(places=f"{{{places}}}", positions=array(row.position for row in rows))]
+        return [
+            self._settle.with_values(
+                places=array_literal([row.place for row in rows]),
+                positions=array(row.position for row in rows),
+                ids=array_literal([row.message_id for row in rows]),
+            )
+        ]
 
     def settled(self, deliveries: Sequence[Delivery]) -> None:
         """Note that deliveries were settled by a transaction that has committed."""
@@ -446,6 +448,17 @@ class PostgresSource:
                 pause = min(longest, 0.1 * 2**failures)
             closing.wait(pause)
 
+    def _unmark(self, lanes: Mapping[int, int]) -> None:
+        """Note that nothing of lanes that are about to be released is in progress here."""
+        if not lanes:
+            return
+        if (reader := self._reader) is not None:
+            reader.unmarked(lanes)
+        try:
+            self.call(lambda: self._run(self._statements.unmark, lanes=[*lanes], marks=[*lanes.values()]))
+        except DATABASE_ERRORS as error:  # what is in them is processed one by one, and no more
+            _log.debug("%s: the mark of released lanes could not be taken back: %s", self._name, text_of(error))
+
     def _must_share(self) -> bool:
         """Whether messages have come, or the claims must be renewed."""
         busy, self._busy = self._busy, False
@@ -464,12 +477,14 @@ class PostgresSource:
             released = set(sorted(self._gained)[: claims.surplus])  # not begun yet
             self._gained -= released
             self._backlog.drain(claims.surplus - len(released))
-            released |= self._backlog.drained()
+            drained = self._backlog.drained()
+            released |= drained.keys()
             idle = None
             if not (wants or self._is_looking):
                 idle, self._reader = self._reader, None
         if idle is not None:  # the server keeps every notification until a session that listens has read it
             self.call(idle.close)
+        self._unmark(drained)
         before = claims.owned - released
         self.call(lambda: claims.work(wants=wants, released=released))
         self._shared_at = time.monotonic()

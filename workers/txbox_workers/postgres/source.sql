@@ -58,11 +58,11 @@ SELECT count(*) FROM unnest(%(lanes)s::bigint[]) AS lane WHERE NOT pg_advisory_u
 -- Reading
 
 -- name: take_over
--- What to know before lanes are read that were just claimed.
--- parameters: low bigint
--- returns: the highest position that may have been begun, or null; the first transaction that had not begun
-SELECT (SELECT begun_to FROM {{inbox_lane}} WHERE lane = %(low)s::bigint),
-  pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+-- What to know of lanes that were just claimed, before they are read.
+-- parameters: lanes bigint[]
+-- returns: lane, the highest position that may have been begun, the first transaction that had not begun
+SELECT lane, coalesce(marked.begun_to, 0), pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+FROM unnest(%(lanes)s::bigint[]) AS lane LEFT JOIN {{inbox_lane}} AS marked USING (lane)
 
 -- name: held_heads
 -- The failed messages of these lanes that hold their keys.
@@ -73,21 +73,23 @@ FROM {{outbox_message}} WHERE held AND due_at < 'infinity' AND lane = ANY(%(lane
 
 -- fragment: columns
 m.lane, m.position, m.ctid::text AS place, m.transaction_id, m.message_id, m.body, m.key, m.headers::text,
-    m.attempts, {{microseconds(m.published_at)}} AS published_at
+    m.attempts, {{microseconds(m.published_at)}} AS published_at,
+    CASE WHEN m.held THEN greatest(extract(epoch FROM m.due_at) - extract(epoch FROM clock_timestamp()), 0)::float8
+    END AS due_in
 
 -- name: read_lanes
--- Read what is to be processed in these lanes, in order.
+-- Read what is to be processed in these lanes, in order, and with it what has failed and holds its place.
 -- parameters: lanes text, positions text (to begin with), each_limit bigint (messages of each lane), bytes_limit bigint
 --   (of all bodies)
--- returns: lane, position, place, transaction_id, message_id, body, key, headers, attempts, published_at; how many were
---   found; the bytes before it
+-- returns: lane, position, place, transaction_id, message_id, body, key, headers, attempts, published_at, due_in (seconds;
+--   null: at once); how many were found; the bytes before it
 SELECT * FROM (
   SELECT {{columns}}, count(*) OVER () AS found,
     sum(octet_length(m.body)) OVER (ORDER BY m.position) - octet_length(m.body) AS bytes_before
   FROM unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS wanted (lane, position)
   CROSS JOIN LATERAL (
     SELECT m.ctid, m.* FROM {{outbox_message}} AS m
-    WHERE m.lane = wanted.lane AND m.position >= wanted.position AND m.due_at IS NULL
+    WHERE m.lane = wanted.lane AND m.position >= wanted.position AND (m.due_at IS NULL OR m.held)
     ORDER BY m.position LIMIT %(each_limit)s::bigint
   ) AS m
 ) AS found
@@ -96,7 +98,7 @@ WHERE bytes_before < %(bytes_limit)s::bigint ORDER BY position
 -- name: read_again
 -- Read messages that were read before.
 -- parameters: lanes text, positions text
--- returns: lane, position, place, transaction_id, message_id, body, key, headers, attempts, published_at
+-- returns: lane, position, place, transaction_id, message_id, body, key, headers, attempts, published_at, due_in
 SELECT {{columns}}
 FROM unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS wanted (lane, position)
 JOIN {{outbox_message}} AS m ON m.lane = wanted.lane AND m.position = wanted.position
@@ -109,22 +111,33 @@ ORDER BY m.position
 SELECT set_config('synchronous_commit', 'off', true)
 
 -- name: mark_begun
--- Record up to which position messages may be begun, before they are.
--- parameters: low bigint, position bigint
+-- Record up to which position messages of these lanes may be begun, before they are.
+-- parameters: lanes bigint[], position bigint
 -- returns: nothing
-INSERT INTO {{inbox_lane}} AS marked (lane, begun_to) VALUES (%(low)s::bigint, %(position)s::bigint)
+INSERT INTO {{inbox_lane}} AS marked (lane, begun_to)
+SELECT lane, %(position)s::bigint FROM unnest(%(lanes)s::bigint[]) AS lane ORDER BY lane
 ON CONFLICT (lane) DO UPDATE SET begun_to = excluded.begun_to WHERE marked.begun_to < excluded.begun_to
+
+-- name: unmark
+-- Record that this process has nothing of these lanes in progress: they are about to be released.
+-- parameters: lanes bigint[], marks bigint[] (up to where an earlier one may have begun what is left)
+-- returns: nothing
+UPDATE {{inbox_lane}} AS marked SET begun_to = released.mark
+FROM unnest(%(lanes)s::bigint[], %(marks)s::bigint[]) AS released (lane, mark)
+WHERE marked.lane = released.lane AND marked.begun_to <> released.mark
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Settling
 
 -- name: settle
 -- Settle messages in the transaction that processes them. The place makes the plan the same whatever the statistics
--- say; the position tells whether the message is still there. One that has moved stays, and comes again as a duplicate.
--- parameters: places text, positions text
+-- say; position and id tell whether the message is still there. One that has moved stays, and comes again as a
+-- duplicate.
+-- parameters: places text, positions text, ids text
 -- returns: nothing
 DELETE FROM {{outbox_message}} AS m
 WHERE m.ctid = ANY(%(places)s::text::tid[]) AND m.position = ANY(%(positions)s::text::bigint[])
+  AND m.message_id = ANY(%(ids)s::text::text[])
 
 -- name: delete_messages
 -- Settle messages after the transaction that processed or parked them.

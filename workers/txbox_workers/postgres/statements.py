@@ -17,6 +17,7 @@ class LaneStatements(SqlFile, file="source.sql", fragments_of=RelayStatements):
     read_again: str
     async_commit: str
     mark_begun: str
+    unmark: str
     settle: str
     delete_messages: str
     postpone_messages: str

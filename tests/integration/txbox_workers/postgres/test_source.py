@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -120,7 +119,8 @@ def test_an_idle_worker_asks_at_most_twice_a_second(
         time.sleep(6)  # nothing signals that nothing happens
         # A report, every 2.4 to 3 seconds, is two queries between BEGIN and COMMIT, each a packet of its own.
         transactions = 2 * 3
-        assert (proxy.packets - before - transactions) / (time.monotonic() - began) <= 2
+        edges = 2  # of the time that is measured
+        assert proxy.packets - before - transactions <= 2 * (time.monotonic() - began) + edges
         publish(engine, Outgoing(BILLING, b"{}", message_id="late"))
         wait_until(lambda: business.applied()["late"] == 1, timeout=5)
 
@@ -226,8 +226,8 @@ def test_what_a_process_may_have_begun_when_it_died_counts_as_delivered_before(e
         again = []
         while len(again) < 4:
             again += after.receive()
-    publish(engine, Outgoing(BILLING, b"{}", message_id="new"))
-    assert Counter(one.receive_count for one in again) == {2: 4}, "all that was there when the lanes were taken over"
+    counts = {one.message.id: one.receive_count for one in again}
+    assert counts == {"m00000": 2, "m00001": 2, "m00002": 2, "later": 1}
 
 
 # --- what others do to the table -------------------------------------------------------------------------------------

@@ -25,14 +25,14 @@ class Outbox:
             self.last += 1
             key = self.chance.choice(["a", "b", "c", "d", None])
             lane = 0 if key is None else ord(key) % 3
-            self.rows[self.last] = WaitingMessage(lane, self.last, "", 1, f"m{self.last}", b"", key, "{}", 0, None)
+            self.rows[self.last] = WaitingMessage(
+                lane, self.last, "", 1, f"m{self.last}", b"", key, "{}", 0, None, None
+            )
             fresh.setdefault(lane, self.last)
         self.backlog.found(fresh)
 
     def claim(self, lanes: list[int]) -> None:
-        heads = [(self.rows[at].lane, at, self.rows[at].key or "", due) for at, due in self.held.items()]
-        ours = dict.fromkeys(lanes, LaneOrigin())
-        self.backlog.add(ours, [head for head in heads if head[0] in ours])
+        self.backlog.add(dict.fromkeys(lanes, LaneOrigin()))
 
     def look(self) -> None:
         """Read as the source does, in small pieces."""
@@ -50,8 +50,11 @@ class Outbox:
         wanted = self.backlog.to_read()
         if not wanted:
             return
-        waits = self.held.keys() | self.asleep.keys()
-        fresh = [row for at, row in sorted(self.rows.items()) if at not in waits and row.lane in wanted]
+        fresh = [
+            row._replace(due_in=max(self.held[at] - self.now, 0.0)) if at in self.held else row
+            for at, row in sorted(self.rows.items())
+            if at not in self.asleep and row.lane in wanted
+        ]
         found = []
         for lane, start in wanted.items():
             found += [row for row in fresh if row.lane == lane and row.position >= start][:3]
@@ -148,10 +151,10 @@ def test_each_message_is_taken_until_it_is_settled_and_keys_keep_their_order(see
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_head_that_this_process_did_not_postpone_is_taken_once_it_is_due(ordered: bool) -> None:
     backlog = LaneBacklog(ordered=ordered, ahead=3)
-    backlog.add({1: LaneOrigin()}, [])
+    backlog.add({1: LaneOrigin()})
     backlog.wake([(1, 7, "a"), (2, 8, "a")], now=5.0)
     assert backlog.due(5.0, 10) == {7: 1}, "and none of a lane that others work on"
-    row = WaitingMessage(1, 7, "", 1, "m7", b"", "a", "{}", 1, None)
+    row = WaitingMessage(1, 7, "", 1, "m7", b"", "a", "{}", 1, None, None)
     backlog.fetched({7: 1}, [row], 5.0)
     backlog.wake([(1, 7, "a")], now=6.0)
     assert backlog.take(10) == [row]
