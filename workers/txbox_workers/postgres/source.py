@@ -50,7 +50,9 @@ WAIT_SECONDS = 1.0
 """How long a ``receive`` waits when there is nothing."""
 
 READ_MESSAGES = 500
-"""Messages that are read at once, at most, but two batches."""
+READ_BATCHES = 20
+MOST_READ_MESSAGES = 5_000
+"""Messages that are read at once, at most: so many, or so many batches, but never more than these."""
 
 CLAIM_SECONDS = 2.0
 """How often claims are shared anew while there are messages."""
@@ -105,7 +107,7 @@ class PostgresSource:
         self._engine = engine
         self._ordered = ordered
         self._batch_size = batch_size
-        self._read_messages = max(READ_MESSAGES, 2 * batch_size)
+        self._read_messages = min(max(READ_MESSAGES, READ_BATCHES * batch_size), MOST_READ_MESSAGES)
         self._visibility_seconds = visibility_seconds
         self._statements = LaneStatements.load(schema, prefix)
         self._relay = RelayStatements.load(schema, prefix)
