@@ -139,7 +139,7 @@ outbox: {txbox.messages.destinations.MAX_EVENTBRIDGE_BYTES} bytes
 postgres: up to `max_attempts` ({attempts}) times
 postgres: subscriber's {txbox.outbox.lanes.LANES_PER_DESTINATION} lanes
 postgres: so at most {txbox.outbox.lanes.LANES_PER_DESTINATION} processes
-postgres: within {txbox_workers.postgres.source.CLAIM_SECONDS} seconds
+postgres: within {txbox_workers.postgres.source.RENEWAL_SECONDS} seconds
 postgres: `visibility_seconds` ({txbox_workers.postgres.source.VISIBILITY_SECONDS})
 postgres: `batch_size` may be {txbox_workers.options.MAX_BATCH_SIZE}
 postgres: over {txbox_workers.postgres.backlog.MAX_BEHIND} messages

@@ -240,7 +240,7 @@ class LaneBacklog:
             row = self._ready.popleft()
             name = row.key if self._ordered else None
             if name is not None:
-                key = self._keys[name]
+                key = self._keys.setdefault(name, _KeyQueue(row.lane, active=1))
                 is_crowded = key.active > 1 or bool(key.behind)
                 if key.in_hand or (key.behind and key.behind[0] < row.position):  # those before it come first
                     key.active -= 1

@@ -135,6 +135,7 @@ class PostgresSource:
         self._asked_at = self._shared_at = -math.inf  # when a receive came last, and when claims were shared last
         self._busy = False  # messages have come since then, of these lanes or others
         self._reader: LaneReader | None = None
+        self._server: str | None = None  # which run of which server has answered
         self._settled: set[str] = set()
 
     @property
@@ -270,6 +271,11 @@ class PostgresSource:
         found = reader.find_if_due(now)
         with self._changed:
             if found is not None:
+                if found.server != self._server and self._server is not None:  # what was read may not be there
+                    self._gained = set(self._claims.owned)
+                    backlog.lose(set(backlog.lanes))
+                    self._wake.set()
+                self._server = found.server
                 backlog.found(found.fresh)
                 self._busy |= bool(found.fresh)
             wanted, lanes = backlog.to_read(), set(backlog.lanes)
@@ -390,6 +396,7 @@ class PostgresSource:
         finally:
             now = time.monotonic()
             with self._changed:
+                self._settled -= {settlement.delivery.receipt for settlement in settlements}
                 for settlement, row in back:
                     self._places.pop(settlement.delivery.receipt, None)
                     if row.position in waits_here:
