@@ -148,6 +148,11 @@ class PostgresSource:
         """How long a frozen worker's deliveries are its own."""
         return self._visibility_seconds
 
+    @property
+    def is_async(self) -> bool:
+        """Whether its engine works on an event loop only."""
+        return self._engine.dialect.is_async
+
     # --- start and end ------------------------------------------------------------------------------------------------
 
     def open(self) -> None:

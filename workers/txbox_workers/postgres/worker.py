@@ -31,8 +31,9 @@ class PostgresWorker(Worker):
         Args:
             visibility_seconds: how long a frozen or cut off worker's messages wait for another worker. Those of a
                 killed one do not wait.
-            options: those of ``txbox_workers.options.WorkerOptions``. It needs an inbox: its subscriber's messages are
-                consumed, from the outbox with the same schema and prefix. ``batch_size`` may be 1 to 1,000.
+            options: those of ``txbox_workers.options.WorkerOptions``. The messages of the inbox's subscriber are
+                consumed, from the outbox with the same schema and prefix; with a ledger alone, those of its subscriber,
+                from where ``dead_letters`` are kept. ``batch_size`` may be 1 to 1,000.
                 ``prefetch`` gains nothing here: messages are read ahead anyway, and settled by their transaction.
 
         Raises:
@@ -66,23 +67,30 @@ class AsyncPostgresWorker(AsyncWorker):
         """
         source = _source(type(self).__name__, options, visibility_seconds, most=RECEIVE_DELIVERIES)
         super().__init__(source, **options)
-        source.call = self._calls.call
+        if source.is_async:
+            source.call = self._calls.call
 
 
 def _source(of: str, options: Any, visibility_seconds: float, *, most: int) -> PostgresSource:
     """Return the source for these options of a worker, which receives at most ``most`` messages at once."""
-    inbox, engine = options.get("inbox"), options.get("engine")
-    if inbox is None or engine is None:
-        raise InvalidConfiguration(f"{of} needs inbox=Inbox(…) and engine=…: it consumes the messages of that inbox")
-    inbox = getattr(inbox, "sync_inbox", inbox)
+    inbox, ledger = options.get("inbox"), options.get("ledger")
+    engine, place = options.get("engine"), getattr(inbox, "sync_inbox", inbox)
+    if inbox is None and ledger is not None:  # the messages are where its dead letters are kept
+        place = options.get("dead_letters")
+        engine = getattr(place, "engine", None)
+    if place is None or engine is None:
+        raise InvalidConfiguration(
+            f"{of} needs inbox=Inbox(…) and engine=…, or ledger=… and dead_letters=DeadLetters(engine): it consumes "
+            "the messages of that subscriber in that database"
+        )
     batch_size = options.get("batch_size", BATCH_SIZE)
     if not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise InvalidConfiguration(f"{of}.batch_size must be from 1 to {MAX_BATCH_SIZE:,}, not {batch_size!r}")
     return PostgresSource(
         getattr(engine, "sync_engine", engine),
-        inbox.subscriber_id,
-        schema=inbox.schema,
-        prefix=inbox.prefix,
+        getattr(inbox or ledger, "subscriber_id", ""),
+        schema=place.schema,
+        prefix=place.prefix,
         ordered=bool(options.get("ordered")),
         batch_size=min(batch_size, most),
         visibility_seconds=visibility_seconds,

@@ -1,18 +1,14 @@
 """Crashes of the server: what a relay has settled or remembers is undone or outdated, and each key keeps its order."""
 
-import os
-import shutil
-import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 
 from integration.txbox.conftest import BOTH_KINDS, StartRelay
+from support.postgres.crashes import crashing_server, kill_a_backend, stop_immediately
 from support.txbox.outbox import OWN, publish
 from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
@@ -30,6 +26,12 @@ MESSAGES = 10
 
 
 @pytest.fixture
+def server() -> Iterator[LocalPostgres]:
+    with crashing_server() as server:
+        yield server
+
+
+@pytest.fixture
 def make_engine(server: LocalPostgres) -> Iterator[Callable[..., Engine]]:
     """Make an engine on that server: make_engine(**options)."""
     engines: list[Engine] = []
@@ -41,32 +43,6 @@ def make_engine(server: LocalPostgres) -> Iterator[Callable[..., Engine]]:
     yield make
     for engine in engines:
         engine.dispose()
-
-
-@pytest.fixture
-def server() -> Iterator[LocalPostgres]:
-    """A server of the test's own that may crash. What is committed asynchronously reaches the disk late, if at all."""
-    directory = Path(tempfile.mkdtemp(prefix="txbox-crash-"))
-    directory.chmod(0o755)
-    settings = {"synchronous_commit": "on", "wal_writer_delay": "10s", "wal_writer_flush_after": "100MB"}
-    server = LocalPostgres(directory / "postgres", durable=False, settings=settings).start()
-    yield server
-    server.stop()
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def stop_immediately(server: LocalPostgres, _backend: int) -> None:
-    """As ``pg_ctl stop -m immediate`` does, and start it again."""
-    port = server.port
-    os.kill(server.pid, signal.SIGQUIT)
-    server.stop()  # what is left: it waits for the end
-    server._fixed_port = port
-    server.start()
-
-
-def kill_a_backend(_server: LocalPostgres, backend: int) -> None:
-    """The server ends all others and recovers, under the same postmaster."""
-    os.kill(backend, signal.SIGKILL)
 
 
 def run_of(engine: Engine) -> object:

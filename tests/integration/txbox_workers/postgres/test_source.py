@@ -15,7 +15,9 @@ from support.postgres.statements import run
 from support.postgres.tcp_proxy import CountingProxy
 from support.waiting import wait_until
 from support.workers.business import ADD, Business, apply, once
-from txbox import Inbox, Message, Outbox, SqlEffect
+from txbox import DeadLetters, Inbox, InvalidConfiguration, Message, Outbox, SqlEffect
+from txbox.backoff import Backoff
+from txbox.leases import PostgresLedger
 from txbox.outbox import Outgoing
 from txbox_workers.postgres import PostgresSource, PostgresWorker, source
 from txbox_workers.worker import Worker
@@ -281,3 +283,27 @@ def test_a_worker_can_be_started_again(engine: Engine, business: Business) -> No
         wait_until(lambda: not waiting(business))
         assert worker.stop()
     assert business.applied() == once(["0", "1", "2"])
+
+
+def test_a_ledger_alone_takes_the_messages_of_its_subscriber(engine: Engine, business: Business) -> None:
+    seen: list[str] = []
+    ledger = PostgresLedger("billing", engine=engine)
+    letters = DeadLetters(engine)
+
+    def handler(message: Message) -> None:
+        if message.id == "m00001":
+            raise ValueError("never")
+        seen.append(message.id)
+
+    publish(engine, *numbered(4))
+    worker = PostgresWorker(ledger=ledger, dead_letters=letters, handler=handler, max_attempts=2, backoff=Backoff(0, 0))
+    worker.start()
+    wait_until(lambda: not waiting(business))
+    assert worker.stop()
+    assert sorted(seen) == ["m00000", "m00002", "m00003"]
+    assert business.letters() == {"m00001": "failed"}
+
+
+def test_a_worker_without_a_database_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"needs inbox=Inbox\(…\) and engine=…, or ledger="):
+        PostgresWorker(ledger=PostgresLedger("billing", engine=engine), handler=lambda _: None)

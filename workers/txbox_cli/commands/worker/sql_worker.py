@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from txbox import Inbox, InvalidConfiguration, Outbox, SqlEffect
+from txbox.messages.destinations import INBOX
 from txbox_cli.errors import UsageError
 from txbox_cli.options import PrefixOption, PublishToOption, SchemaOption, UrlOption, checked_queue, database
 from txbox_workers.brokers import broker_of
@@ -32,13 +33,15 @@ class SqlWorker:
         Raises:
             UsageError: options are missing, or cannot work.
         """
-        missing = [f"--{name}" for name in NEEDED if name not in self.given]
+        more = dict(self.given)
+        if str(more.get("queue")).startswith(INBOX):
+            more.setdefault("subscriber", more["queue"].removeprefix(INBOX))
+        missing = [f"--{name}" for name in NEEDED if name not in more]
         if missing:
             wanted = "--queue, --subscriber, --apply and --fields"
             raise UsageError(
                 f"give either MODULE:NAME, such as billing:worker, or {wanted}; there is no {', '.join(missing)}"
             )
-        more = dict(self.given)
         queue, subscriber, apply, fields = (more.pop(name) for name in NEEDED)
         to = more.pop("publish_to", None)
         db = database(*(more.pop(name, None) for name in ("url", "schema", "prefix")))
@@ -79,7 +82,10 @@ def sql_worker(
         ),
     ] = None,
     subscriber: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Who processes its messages: the name in the inbox.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Who processes its messages: the name in the inbox; that of inbox:NAME by default."
+        ),
     ] = None,
     apply: Annotated[
         Path | None,
