@@ -112,10 +112,10 @@ def by_threads(_number: int, url: str, seconds: float, count: int, source: str) 
     counter = Counter(count)
     engine = create_engine(url, pool_size=CONNECTIONS, max_overflow=4)
     options: dict[str, Any] = {"inbox": Inbox(SUBSCRIBER, schema=SCHEMA), "engine": engine, "threads": CONNECTIONS}
-    options |= {"prefetch": PREFETCH, "hooks": [counter]}
+    options |= {"hooks": [counter]}
     options |= {"handler": handle, "transactions": "message"} if source != EFFECTS else {"effect": EFFECT}
     if source == MEMORY:
-        worker = Worker(PreparedSource(make_deliveries(count, distance=count), 10), **options)
+        worker = Worker(PreparedSource(make_deliveries(count, distance=count), 10), prefetch=PREFETCH, **options)
     else:
         worker = PostgresWorker(**options, **({"batch_size": BATCH} if source == EFFECTS else {}))
     ready()

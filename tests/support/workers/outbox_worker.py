@@ -22,12 +22,13 @@ from txbox.relay import poller
 from txbox_workers import memory_source
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import BATCH_SIZE
-from txbox_workers.postgres import PostgresSource, source, worker
+from txbox_workers.postgres import PostgresSource, source
 from txbox_workers.postgres.backlog import WaitingMessage
 from txbox_workers.worker import Worker
 
 ROWS = """
-SELECT lane, position, ctid::text, transaction_id::text::bigint, message_id, body, key, headers::text, attempts, 0
+SELECT lane, position, ctid::text, transaction_id::text::bigint, message_id, body, key, headers::text, attempts, 0,
+  NULL
 FROM {} WHERE destination = %(destination)s AND message_id = %(id)s ORDER BY position"""
 
 
@@ -50,7 +51,7 @@ class OutboxSource(PostgresSource):
         self._copies: list[OutboxSource] = []
         self._delivered: set[str] = set()
 
-    def of_worker(self, options: dict[str, Any]) -> "OutboxSource":
+    def of_worker(self, options: dict[str, Any], batch_size: int) -> "OutboxSource":
         """Return the source of a worker with these options: this one for the first, and a copy for each other one."""
         first = self._publisher is None
         own = self if first else copy.copy(self)
@@ -63,7 +64,7 @@ class OutboxSource(PostgresSource):
             schema=inbox.schema,
             prefix=inbox.prefix,
             ordered=bool(options.get("ordered")),
-            batch_size=min(self.wanted_size, BATCH_SIZE),
+            batch_size=batch_size,
         )
         own._delivered = set()
         self._copies.append(own)
@@ -163,9 +164,12 @@ class OutboxWorker(Worker):
     _of = "Worker"
 
     def __init__(self, source: OutboxSource, **options: Any) -> None:
-        options.setdefault("prefetch", worker.PREFETCH)
-        options.setdefault("batch_size", source.wanted_size)
-        super().__init__(source.of_worker(options), **options)
+        size = options.get("batch_size", source.wanted_size)
+        if options.get("prefetch"):
+            options["batch_size"], size = size, min(size, BATCH_SIZE)
+        else:
+            options.pop("batch_size", None)
+        super().__init__(source.of_worker(options, size), **options)
         process, own = self._processor.process, self.source
         assert isinstance(own, OutboxSource)
         setattr(self._processor, "process", lambda deliveries: own.process(process, deliveries))  # noqa: B010
@@ -228,6 +232,7 @@ def _engine(url: str) -> Engine:
 def replace_workers(patch: pytest.MonkeyPatch, module: Any, schema_url: str | None) -> None:
     """Have a test module, and what makes workers for it, make these; ``schema_url`` leads past proxies."""
     patch.setattr(source, "CLAIM_SECONDS", 0.2)  # what one worker leaves, the next one takes
+    patch.setattr(source, "RENEWAL_SECONDS", 0.2)
     patch.setattr(source, "WAIT_SECONDS", 0.02)  # a stop waits for that
     patch.setattr(poller, "DUE_SECONDS", 0.01)  # so does each failure
     if schema_url is not None:
