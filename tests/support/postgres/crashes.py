@@ -1,14 +1,17 @@
-"""A server of a test's own that crashes."""
+"""A server of a test's own that crashes, or that a standby takes the place of."""
 
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sqlalchemy import make_url
+
 from txbox_local import LocalPostgres
+from txbox_local.postgres.installation import find_installation
 
 
 @contextmanager
@@ -37,3 +40,33 @@ def stop_immediately(server: LocalPostgres, _backend: int) -> None:
 def kill_a_backend(_server: LocalPostgres, backend: int) -> None:
     """The server ends all others and recovers, under the same postmaster."""
     os.kill(backend, signal.SIGKILL)
+
+
+def standby_of(server: LocalPostgres) -> Callable[[], LocalPostgres]:
+    """Make a standby that knows what its primary knows now; called, it is promoted and returned, to be started."""
+    installation = find_installation()
+    home = server.directory.parent / "second"
+    shutil.copytree(server.directory, home, ignore=shutil.ignore_patterns("data", "lock", "*.log"))
+    home.chmod(0o711)
+    if installation.user is not None:
+        os.chown(home, installation.user.uid, installation.user.gid)
+    plain = make_url(server.url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+    def run(program: str, *arguments: str) -> None:
+        ended = installation.run(program, *arguments)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+    data = str(home / "data")
+    run(
+        "pg_basebackup", f"--dbname={plain}", f"--pgdata={data}", "--checkpoint=fast", "--no-sync", "--wal-method=fetch"
+    )
+    Path(data, "standby.signal").touch()
+
+    def promoted() -> LocalPostgres:
+        options = f"-c listen_addresses= -c unix_socket_directories={data} -c fsync=off"
+        run("pg_ctl", "start", "-w", "-s", "-D", data, "-l", f"{data}/log", "-o", options)
+        run("pg_ctl", "promote", "-w", "-s", "-D", data)
+        run("pg_ctl", "stop", "-w", "-s", "-D", data, "-m", "fast")
+        return LocalPostgres(home, durable=False)
+
+    return promoted

@@ -4,15 +4,15 @@ A server of its own: its WAL is written late, so that what is not insisted on is
 """
 
 import os
-import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
+from support.postgres.crashes import standby_of
 from support.postgres.statements import run
 from support.txbox.leases import acquired
 from support.waiting import wait_until
@@ -20,7 +20,6 @@ from txbox import LeaseLost
 from txbox.leases import LeaseState, PostgresLedger
 from txbox.schema import tables
 from txbox_local import LocalPostgres
-from txbox_local.postgres.installation import find_installation
 from txbox_local.process import process_exists
 
 LATE = {"synchronous_commit": "off", "wal_writer_delay": "10s", "autovacuum": "off", "checkpoint_timeout": "1h"}
@@ -114,33 +113,3 @@ def test_a_promoted_standby_gives_out_no_fence_twice(served: Served) -> None:
             with pytest.raises(LeaseLost):
                 ledger.renew(lease)
         taken_over.dispose()
-
-
-def standby_of(server: LocalPostgres) -> Callable[[], LocalPostgres]:
-    """Make a standby that knows what its primary knows now; called, it is promoted and returned, to be started."""
-    installation = find_installation()
-    home = server.directory.parent / "second"
-    shutil.copytree(server.directory, home, ignore=shutil.ignore_patterns("data", "lock", "*.log"))
-    home.chmod(0o711)
-    if installation.user is not None:
-        os.chown(home, installation.user.uid, installation.user.gid)
-    plain = make_url(server.url).set(drivername="postgresql").render_as_string(hide_password=False)
-
-    def run(program: str, *arguments: str) -> None:
-        ended = installation.run(program, *arguments)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-
-    data = str(home / "data")
-    run(
-        "pg_basebackup", f"--dbname={plain}", f"--pgdata={data}", "--checkpoint=fast", "--no-sync", "--wal-method=fetch"
-    )
-    Path(data, "standby.signal").touch()
-
-    def promoted() -> LocalPostgres:
-        options = f"-c listen_addresses= -c unix_socket_directories={data} -c fsync=off"
-        run("pg_ctl", "start", "-w", "-s", "-D", data, "-l", f"{data}/log", "-o", options)
-        run("pg_ctl", "promote", "-w", "-s", "-D", data)
-        run("pg_ctl", "stop", "-w", "-s", "-D", data, "-m", "fast")
-        return LocalPostgres(home, durable=False)
-
-    return promoted

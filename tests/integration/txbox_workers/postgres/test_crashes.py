@@ -1,5 +1,8 @@
 """Crashes of the server under a worker that takes its messages from the outbox: what was committed is applied once."""
 
+import os
+import shutil
+import signal
 import threading
 import time
 from collections import Counter
@@ -7,11 +10,12 @@ from collections import Counter
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
-from support.postgres.crashes import crashing_server, kill_a_backend, stop_immediately
+from support.postgres.crashes import crashing_server, kill_a_backend, standby_of, stop_immediately
 from support.waiting import wait_until
 from support.workers.business import Business, apply
-from txbox import Inbox, Outbox
+from txbox import Inbox, Message, Outbox
 from txbox.backoff import Backoff
 from txbox.outbox import Outgoing
 from txbox.schema import tables
@@ -72,6 +76,65 @@ def test_what_was_committed_before_a_crash_is_applied_once_and_in_order() -> Non
             dispose.dispose()
     assert set(Counter(applied).values()) == {1}
     assert set(committed) <= set(applied) <= {*committed, *uncertain}
+    for key in range(10):
+        of_key = [id_ for id_ in applied if id_[-1] == str(key)]
+        assert of_key == sorted(of_key)
+
+
+def test_a_standby_that_lagged_takes_over_and_each_message_that_it_knows_is_applied_once() -> None:
+    """It gives out positions again that the worker remembers, for other messages, and has some back that were done."""
+    with crashing_server() as server:
+        engine = create_engine(server.url)
+        with engine.begin() as connection:
+            tables().metadata.create_all(connection)
+        business = Business(engine)
+
+        def publish(name: str, count: int) -> list[str]:
+            ids = [f"{name}{number:04}" for number in range(count)]
+            with engine.begin() as connection:
+                messages = [Outgoing("inbox:billing", b"{}", key=id_[-1], message_id=id_) for id_ in ids]
+                Outbox().publish_many(connection, messages)
+            return ids
+
+        held = threading.Event()
+
+        def handler(session: Session, message: Message) -> None:
+            if message.id in ("b0007", "d0003"):
+                held.wait(60)
+            apply(session, message)
+
+        backoff = Backoff(0.1, 0.1)
+        worker = PostgresWorker(
+            inbox=Inbox("billing"), engine=engine, handler=handler, threads=4, ordered=True, backoff=backoff
+        )
+        worker.start()
+        known = publish("a", 50)
+        wait_until(lambda: len(business.order()) == 50)
+        known += publish("b", 50)
+        wait_until(lambda: len(business.order()) >= 95, "what waits behind b0007 in its key is left")
+        standby = standby_of(server)
+        publish("c", 60)  # never heard of again
+        held.set()
+        wait_until(lambda: len(business.order()) == 160)
+        held.clear()
+        publish("d", 20)
+        port = server.port
+        os.kill(server.pid, signal.SIGQUIT)
+        server.stop()
+        with standby() as promoted:
+            promoted.stop()
+            promoted._fixed_port = port
+            promoted.start()
+            engine.dispose()
+            known += publish("e", 200)
+            held.set()
+            wait_until(lambda: not business.rows("SELECT position FROM outbox_message"), timeout=60)
+            assert worker.stop()
+            applied = business.order()
+            assert business.letters() == {}
+            engine.dispose()
+        shutil.rmtree(promoted.directory, ignore_errors=True)
+    assert Counter(applied) == Counter(known)
     for key in range(10):
         of_key = [id_ for id_ in applied if id_[-1] == str(key)]
         assert of_key == sorted(of_key)
