@@ -38,7 +38,9 @@ SERVER = {
 
 
 @pytest.fixture
-def campaign(aws: LocalAws, tmp_path: Path, note_server: Callable[[str], None]) -> Iterator[Campaign]:
+def campaign(
+    aws: LocalAws, tmp_path: Path, note_server: Callable[[str], None], request: pytest.FixtureRequest
+) -> Iterator[Campaign]:
     """A campaign on servers of its own; the queues are those of the run's SQS."""
     seed = int(os.environ.get("TXBOX_SOAK_SEED") or random.randrange(2**32))
     note_server(f"Soak's seed: TXBOX_SOAK_SEED={seed}")
@@ -58,6 +60,8 @@ def campaign(aws: LocalAws, tmp_path: Path, note_server: Callable[[str], None]) 
             for statement in BUSINESS:
                 connection.exec_driver_sql(statement)
         engine.dispose()
+        if getattr(request, "param", "sqs") == "postgres":
+            orders, mails = "inbox:billing", "inbox:mailing"
         setting = Setting(server.url, broker.url, orders, mails, str(tmp_path))
         yield Campaign(server, broker, sqs, setting, seed)
     sqs.close()
@@ -79,6 +83,10 @@ def soak(campaign: Campaign, seconds: float, note_server: Callable[[str], None])
         assert campaign.counts[what], f"no {what}: too short to mean something"
 
 
+BOTH_ROADS = pytest.mark.parametrize("campaign", ["sqs", "postgres"], indirect=True)
+
+
+@BOTH_ROADS
 @pytest.mark.chaos
 @pytest.mark.timeout(SHORT_SECONDS + SETTLE_SECONDS + 120)
 def test_through_faults_of_every_kind_nothing_is_lost_doubled_or_out_of_order(
@@ -87,6 +95,7 @@ def test_through_faults_of_every_kind_nothing_is_lost_doubled_or_out_of_order(
     soak(campaign, SHORT_SECONDS, note_server)
 
 
+@BOTH_ROADS
 @pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.timeout(LONG_MINUTES * 60 + 900)

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from support.soak.broker import Broker, Effect, Sent
 from support.soak.journal import BEGUN, COMPLETED, ENDED, RECEIVED, Note, read_journals
 from support.soak.processes import BILLING, MAILING, MAX_ATTEMPTS, Setting
-from txbox import Outcome
+from txbox import Outcome, Reason
 
 MOST_NAMED = 5
 
@@ -49,10 +49,16 @@ def read(engine: Engine, broker: Broker, setting: Setting) -> Facts:
         def rows(sql: str) -> list[tuple]:
             return [tuple(row) for row in connection.exec_driver_sql(sql)]
 
+        placed, sent = rows("SELECT message_id, kind, key, number FROM placed ORDER BY number"), list(broker.sent)
+        applied = rows("SELECT key, number, message_id FROM effect ORDER BY position")
+        if setting.has_no_broker:  # what was published has arrived, and nothing refuses it
+            placed = [(id_, "good" if kind == "refused" else kind, key, number) for id_, kind, key, number in placed]
+            sent = [Sent(setting.orders, id_, {"key": key, "number": number}) for id_, _, key, number in placed]
+            sent += [Sent(setting.mails, f"mail-{id_}", {"key": key, "number": number}) for key, number, id_ in applied]
         return Facts(
-            placed=dict(rows("SELECT message_id, kind FROM placed")),
-            sent=list(broker.sent),
-            applied=rows("SELECT key, number, message_id FROM effect ORDER BY position"),
+            placed={id_: kind for id_, kind, *_ in placed},
+            sent=sent,
+            applied=applied,
             balance=int(rows("SELECT sum(balance) FROM account")[0][0]),
             letters=rows("SELECT subscriber_id, message_id, reason FROM dead_letter"),
             notes=read_journals(setting.directory),
@@ -157,6 +163,7 @@ def _parked(facts: Facts) -> Iterable[tuple[str, list]]:
             (subscriber, message, reason, runs[subscriber, message], unknown[subscriber, message])
             for subscriber, message, reason in facts.letters
             if subscriber in (BILLING, MAILING)
+            and reason != Reason.BEHIND
             and runs[subscriber, message] + unknown[subscriber, message] < MAX_ATTEMPTS
         ],
     )

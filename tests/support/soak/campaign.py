@@ -92,7 +92,8 @@ class Campaign:
         """Do everything to everyone for so long; then let them finish, and stop them."""
         placer = threading.Thread(target=self._place, name="soak-placer", daemon=True)
         placer.start()
-        self._members = [self._start(role) for role in ROLES]
+        roles = [role for role in ROLES if role != RELAY or not self.setting.has_no_broker]
+        self._members = [self._start(role) for role in roles]
         happenings = self._happenings()
         try:
             deadline = time.monotonic() + seconds
@@ -161,6 +162,8 @@ class Campaign:
         return self._held(self.setting.orders) + self._held(self.setting.mails) + (self._unsent() or 0)
 
     def _held(self, queue: str) -> int:
+        if self.setting.has_no_broker:
+            return 0  # it is in the outbox
         return sum(held(self.sqs, queue).values())
 
     def _unsent(self) -> int | None:
@@ -273,7 +276,7 @@ class Campaign:
         return all(log.exists() and AT_WORK in log.read_text() for log in logs)
 
     def _left(self) -> str:
-        orders, mails = held(self.sqs, self.setting.orders), held(self.sqs, self.setting.mails)
+        orders, mails = self._held(self.setting.orders), self._held(self.setting.mails)
         return f"outbox {self._unsent()}, orders {orders}, mails {mails}"
 
 

@@ -27,9 +27,12 @@ from support.soak.journal import BEGUN, COMPLETED, ENDED, Journal
 from txbox import DeadLetters, EffectUnknown, Inbox, Message, Outbox
 from txbox.backoff import Backoff
 from txbox.leases import Lease, PostgresLedger
+from txbox.messages.destinations import INBOX
 from txbox.relay import Relay
 from txbox_aws.publishers import SqsPublisher
 from txbox_aws.sqs import SqsWorker
+from txbox_workers.postgres import PostgresWorker
+from txbox_workers.worker import Worker
 
 BILLING, MAILING, RELAY = "billing", "mailing", "relay"
 AT_WORK = "at work"
@@ -53,7 +56,7 @@ class Setting:
     Attributes:
         url: the database, with txbox's tables and the business's.
         broker: the URL of the broker.
-        orders, mails: the queues' URLs; orders is FIFO.
+        orders, mails: the queues' URLs, orders is FIFO; or ``inbox:billing`` and ``inbox:mailing``.
         directory: for logs and journals.
     """
 
@@ -62,6 +65,10 @@ class Setting:
     orders: str
     mails: str
     directory: str
+
+    @property
+    def has_no_broker(self) -> bool:
+        return self.orders.startswith(INBOX)
 
     def log(self, role: str, pid: int) -> Path:
         """Return the file that has what a process says."""
@@ -137,20 +144,21 @@ def _bill(setting: Setting, journal: Journal) -> bool:
         mail = {**order, "kind": random.choices(["flaky", "freezing", "good"], [2, 1, 97])[0]}
         outbox.publish(session, setting.mails, json.dumps(mail), key=order["key"], message_id=f"mail-{message.id}")
 
-    return SqsWorker(
+    return _worker(
         setting.orders,
         inbox=Inbox(BILLING, wait_seconds=0.5),
         engine=create_engine(setting.url, pool_size=4),
         handler=handle,
-        threads=2,
         transactions=random.choice(["batch", "batch", "message"]),
-        prefetch=random.choice([0, 100]),
         hooks=[journal],
-        max_attempts=MAX_ATTEMPTS,
-        backoff=WORKER_BACKOFF,
-        wait_seconds=1,
-        visibility_seconds=VISIBILITY_SECONDS,
+        ordered=setting.has_no_broker,
     ).run(started=_say_at_work)
+
+
+def _worker(queue: str, **options: Any) -> Worker:
+    options |= {"threads": 2, "prefetch": random.choice([0, 100]), "max_attempts": MAX_ATTEMPTS}
+    options |= {"backoff": WORKER_BACKOFF, "visibility_seconds": VISIBILITY_SECONDS}
+    return PostgresWorker(**options) if queue.startswith(INBOX) else SqsWorker(queue, wait_seconds=1, **options)
 
 
 class _NotedLedger(PostgresLedger):
@@ -181,18 +189,12 @@ def _mail(setting: Setting, journal: Journal) -> bool:
         if not accepted:
             raise RuntimeError("the receiver has seen a later owner")
 
-    return SqsWorker(
+    return _worker(
         setting.mails,
         ledger=_NotedLedger(engine, journal),
         dead_letters=DeadLetters(engine),
         handler=handle,
         hooks=[journal],
-        threads=2,
-        prefetch=random.choice([0, 100]),
-        max_attempts=MAX_ATTEMPTS,
-        backoff=WORKER_BACKOFF,
-        wait_seconds=1,
-        visibility_seconds=VISIBILITY_SECONDS,
         lease_seconds=LEASE_SECONDS,
     ).run(started=_say_at_work)
 

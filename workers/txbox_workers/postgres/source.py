@@ -14,6 +14,7 @@ below it counts as delivered before.
 import json
 import logging
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -120,7 +121,7 @@ class PostgresSource:
         self._changed = threading.Condition()
         self._is_looking = False
         self._places: dict[str, WaitingMessage] = {}
-        self._number = 0
+        self._process, self._number = secrets.token_hex(4), 0  # for receipts, which no other process may give
         self._reset()
 
     def _reset(self) -> None:
@@ -311,7 +312,7 @@ class PostgresSource:
     def _delivery(self, row: WaitingMessage) -> Delivery:
         """Return a message in hand as a delivery. The lock is held."""
         self._number += 1
-        receipt = f"{row.position}-{self._number}"
+        receipt = f"{row.position}-{self._process}-{self._number}"
         self._places[receipt] = row
         headers, problem = _headers(row.headers)
         if row.key is not None:
