@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast
 
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.dead_letters.failures import History
@@ -107,7 +107,6 @@ class Source(Protocol):
         """Close the connections."""
 
 
-@runtime_checkable
 class SettlesInTransaction(Protocol):
     """What a source has in addition if its messages are in the database of their effects.
 
@@ -119,6 +118,11 @@ class SettlesInTransaction(Protocol):
 
     def settled(self, deliveries: Sequence[Delivery]) -> None:
         """Note that the transaction of these statements has committed. ``ack`` follows, and has nothing left to do."""
+
+
+def settles_in_transaction(source: Source) -> SettlesInTransaction | None:
+    """Return a source whose deliveries are settled in the transaction that processes them; None if it is no such one."""
+    return cast(SettlesInTransaction, source) if hasattr(source, "settling") and hasattr(source, "settled") else None
 
 
 def require_source(source: object, of: str) -> None:

@@ -32,7 +32,7 @@ from txbox.operations.pauses import Pause
 from txbox.postgres.drivers.greenlets import GreenletEvent
 from txbox.service import Service
 from txbox_workers.consumer_spans import ConsumerSpans
-from txbox_workers.delivery import Delivery, SettlesInTransaction, Source, require_source
+from txbox_workers.delivery import Delivery, Source, require_source, settles_in_transaction
 from txbox_workers.options import WorkerOptions, lists_options, valid_options
 from txbox_workers.polling.activity import Activity
 from txbox_workers.polling.context import PollingContext
@@ -95,7 +95,7 @@ class Worker(Service):
                 wants_details=self._wants_details,
                 stopping=self._activity.halted,
                 limit=lambda: limit,
-                settles=source if isinstance(source, SettlesInTransaction) else None,
+                settles=settles_in_transaction(source),
             ),
         )
         self._reporter: WorkerReporter | None = None
