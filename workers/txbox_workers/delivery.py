@@ -121,7 +121,7 @@ class SettlesInTransaction(Protocol):
 
 
 def settles_in_transaction(source: Source) -> SettlesInTransaction | None:
-    """Return a source whose deliveries are settled in the transaction that processes them; None if it is no such one."""
+    """Return a source that settles in the transaction that processes; None if it is no such one."""
     return cast(SettlesInTransaction, source) if hasattr(source, "settling") and hasattr(source, "settled") else None
 
 
