@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from txbox import Outbox, Outgoing, TxboxError
+from txbox.messages.destinations import INBOX
 from txbox.postgres.urls import DATABASE_URL_VARIABLE
 from txbox_demo.checker import ACCOUNTS, DemoReport, check
 from txbox_demo.processes import N_DUPLICATES, DemoTask
@@ -36,7 +37,9 @@ def run_spark_stage(
     (directory := directory / "final-stage").mkdir()  # both stages have a billing 1, and logs are named after processes
     chosen = purchases[::WORKERS_STRIDE]
     waiting = [[one for number, one in enumerate(chosen) if number % BEFORE_STRIDE]]
-    groups = [Group("billing", 2), *([Group("relay", 1)] if sandbox.client else [])]
+    groups = [Group("billing", 2)]
+    if not task.queue_urls[0].startswith(INBOX):
+        groups.append(Group("relay", 1))
     supervisor = DemoSupervisor(groups, task, sandbox, directory)
     cleanup.callback(supervisor.kill)
     load = _start_load(task, purchases, directory)
