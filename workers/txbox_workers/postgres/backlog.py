@@ -222,11 +222,6 @@ class LaneBacklog:
 
     # --- processing ---------------------------------------------------------------------------------------------------
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is ready."""
-        return not self._ready
-
     def take(self, most: int) -> list[WaitingMessage]:
         """Take up to ``most`` messages in hand: those of one key that has several, or of keys that have one.
 

@@ -299,7 +299,7 @@ class PostgresSource:
             backlog.read(wanted, rows, each_limit=each_limit, cut=cut, now=now)
         return True
 
-    def _take_over(self, reader: "LaneReader") -> None:
+    def _take_over(self, reader: LaneReader) -> None:
         with self._changed:
             gained = self._gained
             self._gained = set()

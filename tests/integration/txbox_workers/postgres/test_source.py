@@ -114,9 +114,11 @@ def test_an_idle_worker_asks_at_most_twice_a_second(
 ) -> None:
     monkeypatch.undo()
     publish(engine, *numbered(1))
-    with running(proxied):
+    with running(proxied) as worker:
         wait_until(lambda: business.applied() == once(["m00000"]))
-        time.sleep(2.5)  # until it is idle
+        messages = worker.source
+        assert isinstance(messages, PostgresSource)
+        wait_until(lambda: messages._reader is not None and messages._reader._awake_until < time.monotonic(), "idle")
         before, began = proxy.packets, time.monotonic()
         time.sleep(6)  # nothing signals that nothing happens
         # A report, every 2.4 to 3 seconds, is two queries between BEGIN and COMMIT, each a packet of its own.
@@ -162,7 +164,7 @@ def test_sessions_that_are_terminated_cost_nothing_but_time(engine: Engine, busi
         end = time.monotonic() + 4
         while time.monotonic() < end:
             run(engine, TERMINATE)
-            time.sleep(0.3)
+            time.sleep(0.3)  # not a wait: how often sessions are terminated
         wait_until(lambda: business.applied() == once(ids), timeout=60)
         assert worker.running
     own.dispose()

@@ -145,7 +145,7 @@ def test_each_message_is_taken_until_it_is_settled_and_keys_keep_their_order(see
     assert not backlog._known
     assert not backlog._keys
     assert not backlog._in_hand
-    assert backlog.is_empty
+    assert not backlog._ready
 
 
 @pytest.mark.parametrize("ordered", [True, False])
