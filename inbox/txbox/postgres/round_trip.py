@@ -93,13 +93,19 @@ class Step:
 
 
 class Reply:
-    """The answer to a step that went out with others: its result, or the error with which it failed."""
+    """The answer to a step that went out with others: its result, or the error with which it failed.
 
-    __slots__ = ("_result", "error")
+    Attributes:
+        error: that error; None: it did not fail.
+        behind: the libpq results of the steps behind it.
+    """
 
-    def __init__(self, result: Any = None, error: BaseException | None = None) -> None:
+    __slots__ = ("_result", "behind", "error")
+
+    def __init__(self, result: Any = None, error: BaseException | None = None, behind: Sequence[Any] = ()) -> None:
         self._result = result
         self.error = error
+        self.behind = behind
 
     def result(self) -> Any:
         """Return the libpq result, or raise the step's ``psycopg.Error``."""

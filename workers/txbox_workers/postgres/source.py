@@ -329,16 +329,14 @@ class PostgresSource:
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
-    def settling(self, deliveries: Sequence[Delivery]) -> Sequence[Step]:
+    def settling(self, deliveries: Sequence[Delivery]) -> Step:
         """Return the statement that settles deliveries; it is sent with BEGIN."""
         rows = [row for delivery in deliveries if (row := self._places.get(delivery.receipt)) is not None]
-        return [
-            self._settle.with_values(
-                places=array_literal([row.place for row in rows]),
-                positions=array(row.position for row in rows),
-                ids=array_literal([row.message_id for row in rows]),
-            )
-        ]
+        return self._settle.with_values(
+            places=array_literal([row.place for row in rows]),
+            positions=array(row.position for row in rows),
+            ids=array_literal([row.message_id for row in rows]),
+        )
 
     def settled(self, deliveries: Sequence[Delivery]) -> None:
         """Note that deliveries were settled by a transaction that has committed."""

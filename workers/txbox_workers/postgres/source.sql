@@ -131,8 +131,7 @@ WHERE marked.lane = released.lane AND marked.begun_to <> released.mark
 
 -- name: settle
 -- Settle messages in the transaction that processes them. The place makes the plan the same whatever the statistics
--- say; position and id tell whether the message is still there. One that has moved stays, and comes again as a
--- duplicate.
+-- say; position and id tell whether the message is still there. If one is not, nothing may be committed.
 -- parameters: places text, positions text, ids text
 -- returns: nothing
 DELETE FROM {{outbox_message}} AS m

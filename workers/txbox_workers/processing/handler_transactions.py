@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from txbox import Expired, Failures, MalformedMessage, Message, Mismatch, TransactionEnded
+from txbox import Expired, Failures, InFlight, MalformedMessage, Message, Mismatch, TransactionEnded
 from txbox.dead_letters.order import HeldKeys
 from txbox.effects.json_rows import Row
 from txbox.inbox.inbox import ParkedIds, Recorded
@@ -42,6 +42,10 @@ class Parked(Exception):
 
 class NotTogether(Exception):
     """Some messages of a batch cannot be settled with the others. Nothing was done; process them singly."""
+
+
+class NotThere(InFlight):
+    """The message is not where its source has read it: settled by another, taken back, or moved. Nothing was done."""
 
 
 class MalformedInBatch(Exception):
@@ -154,7 +158,7 @@ class HandlerTransactions:
         handler.
 
         Raises:
-            InFlight, Mismatch, Expired, Parked, KeyHeld, Stopping, DatabaseUnavailable, and whatever the handler
+            InFlight, NotThere, Mismatch, Expired, Parked, KeyHeld, Stopping, DatabaseUnavailable, and whatever the handler
                 raises. Nothing is committed.
         """
         result = self._conflicts.run(self._record_and_handle, [delivery], extra, failures, single=True)
@@ -180,7 +184,7 @@ class HandlerTransactions:
         parked = _NONE_PARKED
         settles = self._context.settles
         asks_now = single or not self._asks_with_commit or settles is not None
-        settling = () if settles is None else settles.settling(deliveries)
+        settling = [] if settles is None else [settles.settling(deliveries)]
         with ExitStack() as spans, self._open(recording.step, settling) as opened:
             connection = opened.connection
             with recording_errors():
@@ -198,6 +202,8 @@ class HandlerTransactions:
                 if first and failures is not None:
                     # Before the handler, which may leave behind a role or a search path that does not know our tables.
                     failures.forget(connection, [delivery.message.id for delivery in first])
+            if settling and opened.answer.behind[0].command_tuples < len(deliveries):
+                raise NotThere(self._inbox.subscriber_id, [deliveries[0].message.id]) if single else NotTogether
             if single and not first:
                 self._raise_refusal(recorded, parked)
             elif settling and (recorded.mismatched or recorded.expired or parked.mismatched):

@@ -45,7 +45,7 @@ from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.deadlocks import Stopping, TransactionMode
-from txbox_workers.processing.handler_transactions import HandlerTransactions, MalformedInBatch, Parked
+from txbox_workers.processing.handler_transactions import HandlerTransactions, MalformedInBatch, NotThere, Parked
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, connecting, is_interruption
 from txbox_workers.processing.parker import NOT_TRIED, Parker
 from txbox_workers.processing.processor import Processor, ProcessorContext, in_flight
@@ -167,7 +167,8 @@ class InboxProcessor(Processor):
             if isinstance(error, LedgerError) and error.permanent:
                 return self._failed(delivery, error, attempt)
             self._take_back(attempt)
-            if isinstance(error, Stopping):  # another worker may run it at once
+            at_once = isinstance(error, NotThere) and delivery.receive_count == 1  # it is read again
+            if isinstance(error, Stopping) or at_once:  # another worker may run it at once
                 return Settlement(delivery, Outcome.IN_FLIGHT, error)
             return in_flight(delivery, error)
         except KeyHeld as held:

@@ -78,7 +78,7 @@ def begin(
         if failure.number >= len(every):
             return Reply(error=failure.error)
         raise failure.error from None
-    return None if then is None else Reply(results[len(every)])
+    return None if then is None else Reply(results[len(every)], behind=results[len(every) + 1 :])
 
 
 def begin_with(connection: Connection, *steps: Step) -> list[Any]:

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from support.txbox.outbox import publish
 from support.waiting import wait_until
-from txbox import BrokerError, Outcome, Outgoing
-from txbox.postgres.round_trip import run_steps
-from txbox.postgres.transactions import driver_cursor
+from support.workers.business import Business, apply
+from txbox import BrokerError, Inbox, Message, Outcome, Outgoing, SqlEffect
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.postgres import PostgresSource
+from txbox_workers.postgres import PostgresSource, PostgresWorker
 
 
 @pytest.fixture
@@ -34,34 +36,60 @@ def received(source: PostgresSource) -> Sequence[Delivery]:
     return found
 
 
-def settle(engine: Engine, source: PostgresSource, deliveries: Sequence[Delivery]) -> None:
-    """Settle as the transaction of a handler does."""
-    with engine.begin() as connection, driver_cursor(connection):
-        run_steps(connection, list(source.settling(deliveries)))
-    source.settled(deliveries)
-    source.ack(deliveries)
-
-
 def waiting(engine: Engine) -> int:
     with engine.connect() as connection:
         return int(connection.exec_driver_sql("SELECT count(*) FROM outbox_message").scalar_one())
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["fresh", "held"])
-def test_a_message_whose_row_has_moved_comes_again(engine: Engine, source: PostgresSource, fails: bool) -> None:
-    publish(engine, Outgoing("inbox:billing", "1", key="ann"))
-    deliveries = received(source)
-    if fails:
-        source.hand_back([Settlement(deliveries[0], Outcome.FAILED, ValueError("no"))])
-        deliveries = received(source)
-    with engine.begin() as connection:  # "retry now" does so, and VACUUM FULL, and another process that postpones it
-        connection.exec_driver_sql("UPDATE outbox_message SET held = true, due_at = clock_timestamp()")
-    settle(engine, source, deliveries)
-    assert waiting(engine) == 1
-    again = received(source)
-    assert [one.message.id for one in again] == [one.message.id for one in deliveries]
-    settle(engine, source, again)
-    assert waiting(engine) == 0
+def _batch(session: Session, messages: Sequence[Message]) -> None:
+    for message in messages:
+        apply(session, message)
+
+
+@pytest.fixture(params=["handler", "handlers of a batch", "batch handler", "effect"])
+def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "effect.sql").write_text("INSERT INTO effect (message_id, body) SELECT message_id, n FROM fresh_event")
+    effect = SqlEffect(tmp_path / "effect.sql", fields="n text")
+    ways: dict[str, dict[str, Any]] = {
+        "handler": {"handler": apply, "batch_size": 1, "ordered": True},
+        "handlers of a batch": {"handler": apply, "batch_size": 2},
+        "batch handler": {"batch_handler": _batch, "batch_size": 2},
+        "effect": {"effect": effect, "batch_size": 2, "ordered": True},
+    }
+    return ways[request.param]
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("DELETE FROM outbox_message WHERE message_id = 'm2'", ["m0", "m1", "m3"]),
+        (
+            "UPDATE outbox_message SET message_id = 'n2', body = '{\"n\": \"2\"}' WHERE message_id = 'm2'",
+            ["m0", "m1", "m3", "n2"],
+        ),
+        ("UPDATE outbox_message SET headers = headers WHERE message_id = 'm2'", ["m0", "m1", "m2", "m3"]),
+    ],
+    ids=["taken back", "another in its place", "moved"],
+)
+def test_what_is_not_where_it_was_read_is_not_applied_but_read_again(
+    engine: Engine, options: dict[str, Any], change: str, left: list[str]
+) -> None:
+    """It was read ahead; somebody changes its row before it is begun."""
+    business = Business(engine)
+    worker = PostgresWorker(inbox=Inbox("billing"), engine=engine, threads=1, **options)
+    worker.start()
+    with engine.connect() as blocking:
+        blocking.exec_driver_sql("LOCK TABLE effect IN SHARE MODE")
+        publish(engine, *(Outgoing("inbox:billing", '{"n": "1"}', key=f"k{n}", message_id=f"m{n}") for n in range(4)))
+        wait_until(lambda: business.rows("SELECT 1 FROM pg_locks WHERE NOT granted"), "the first is being applied")
+        with engine.begin() as connection:
+            assert connection.exec_driver_sql(change).rowcount == 1
+        blocking.rollback()
+    wait_until(lambda: waiting(engine) == 0, "all are settled")
+    assert worker.stop()
+    assert sorted(business.order()) == left
+    assert business.recorded() == set(left)
+    assert business.failing() == business.letters() == {}
 
 
 def test_a_message_that_cannot_be_deleted_once_it_is_parked_comes_again(engine: Engine, source: PostgresSource) -> None:
