@@ -13,7 +13,9 @@ from support.processes import start_python
 from support.waiting import wait_until
 from support.web.service import buy, client_of
 from support.web.service_process import COMMITTED, IN_HANDLER, NEVER
-from support.workers.business import Business
+from support.workers.business import Business, apply
+from txbox import Inbox
+from txbox_workers.postgres import PostgresWorker
 
 pytestmark = pytest.mark.chaos
 
@@ -66,4 +68,9 @@ def test_the_repeat_after_a_kill_is_answered_and_the_effect_is_there_once(
     assert [(answer.status_code, answer.json()) for answer in answers] == [(201, {"item": "tea"})] * 2
     replayed = ["idempotent-replayed" in answer.headers for answer in answers]
     assert replayed == [is_applied, True]
-    wait_until(lambda: business.applied() == {"tea": 1})
+    assert business.applied() == {"tea": 1}
+    worker = PostgresWorker(inbox=Inbox("receipts"), engine=business.engine, handler=apply)
+    worker.start()
+    wait_until(lambda: not business.rows("SELECT 1 FROM outbox_message"), "what its transaction published is settled")
+    assert worker.stop()
+    assert business.applied() == {"tea": 1, "receipt of tea": 1}

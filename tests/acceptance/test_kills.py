@@ -1,6 +1,5 @@
 """Workers that are killed: with SIGKILL at every moment of a message's life, by a message, and by their supervisor."""
 
-import contextlib
 import random
 import signal
 import subprocess
@@ -16,17 +15,12 @@ from support.aws.queues import held, send, wait_until_empty
 from support.waiting import wait_until
 from support.workers import worker_process
 from support.workers.business import Business, once
+from support.workers.supervisor import BOTH_KINDS, KILLED, Start, ids, runs, supervise, worker_processes
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 pytestmark = pytest.mark.chaos
-
-KILLED = -signal.SIGKILL
-
-
-def ids(count: int) -> list[str]:
-    return [f"m{number:04}" for number in range(count)]
 
 
 @pytest.fixture
@@ -34,52 +28,10 @@ def business(engine: Engine) -> Business:
     return worker_process.prepare(engine)
 
 
-Start = Callable[..., "subprocess.Popen[bytes]"]
-
-
-BOTH_KINDS = pytest.mark.parametrize("start", ["threads", "coroutines"], indirect=True)
-"""The workers of a test are ``SqsWorker``, and then ``AsyncSqsWorker``."""
-
-
 @pytest.fixture
 def start(schema_url: str, queue: str, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Start worker processes, and see that none outlives the test."""
-    processes: list[subprocess.Popen[bytes]] = []
-    kind = {"coroutines": True} if getattr(request, "param", "threads") == "coroutines" else {}
-
-    def start(*, queue: str = queue, **settings: Any) -> "subprocess.Popen[bytes]":
-        processes.append(worker_process.start(schema_url, queue, **kind, **settings))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait(20)
-
-
-def runs(business: Business) -> Counter[str]:
-    """How often the handler was run for each message, committed or not."""
-    return Counter(business.rows("SELECT message_id FROM run"))
-
-
-def supervise(
-    processes: list["subprocess.Popen[bytes]"], start: Start, done: Callable[[], bool], **settings: Any
-) -> None:
-    """Start a new worker for each that has died, until it is done; then let them finish."""
-
-    def look() -> bool:
-        for index, process in enumerate(processes):
-            if process.poll() is not None:
-                assert process.returncode == KILLED, "a worker ends only when it is killed"
-                processes[index] = start(**settings)
-        return done()
-
-    wait_until(look, "all messages are settled", timeout=600, every=0.05)  # its test ends sooner
-    for process in processes:
-        process.terminate()
-    # One that was started a moment ago may not have got as far as to handle the signal.
-    assert {process.wait(20) for process in processes} <= {0, -signal.SIGTERM}
+    with worker_processes(schema_url, queue, request) as start:
+        yield start
 
 
 # --- a message that kills --------------------------------------------------------------------------------------------

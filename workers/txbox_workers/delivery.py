@@ -113,15 +113,16 @@ class SettlesInTransaction(Protocol):
     Its deliveries are settled in the transaction that processes them. So nothing comes again once that has committed.
     """
 
-    def settling(self, deliveries: Sequence[Delivery]) -> Step:
-        """Return the statement that settles deliveries. It is sent with BEGIN, behind the one that records.
+    def settling(self, deliveries: Sequence[Delivery]) -> Sequence[Step]:
+        """Return the statements that settle deliveries. They are sent with BEGIN, behind the one that records.
 
-        It changes one row for each delivery. If it changes fewer, a message is not where it was: another has settled
-        it, or somebody has taken it back, or it has moved. The transaction is rolled back, and the source looks again.
+        The last changes a row for each delivery. If it changes fewer, a message is not where it was: another has
+        settled it, or somebody has taken it back, or it has moved. The transaction is rolled back, and the source looks
+        again.
         """
 
     def settled(self, deliveries: Sequence[Delivery]) -> None:
-        """Note that the transaction of this statement has committed. ``ack`` follows, and has nothing left to do."""
+        """Note that the transaction of these statements has committed. ``ack`` follows, and has nothing left to do."""
 
 
 def settles_in_transaction(source: Source) -> SettlesInTransaction | None:

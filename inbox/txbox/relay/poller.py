@@ -230,6 +230,7 @@ class MessageFinder:
         self._server: str | None = None
         self._due_at = math.inf
         self._everything_at = self._find_due_at = self._repair_at = -math.inf
+        self._find_new, self._bursts = statements.find_new, 0
 
     @property
     def due_in_seconds(self) -> float:
@@ -277,9 +278,11 @@ class MessageFinder:
             return whole
         parameters = {"xmax": last.xmax, "in_progress": list(last.in_progress), "also_due": also_due}
         parameters |= self._lanes
-        cursor.execute(sql.find_new, {**parameters, "limit": MAX_FRESH})
+        cursor.execute(self._find_new, {**parameters, "limit": MAX_FRESH})
         *answer, seen = cursor.fetchone()
         if seen >= MAX_FRESH:
+            self._bursts += 1  # a plan that was made while the table was small would scan all of it now: make another
+            self._find_new = f"{sql.find_new}\n-- burst {self._bursts}"
             # Some were not seen, perhaps the first ones of a key, so what was seen cannot be used.
             self._commit()
             cursor.execute("BEGIN")

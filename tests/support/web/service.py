@@ -33,6 +33,9 @@ class Purchase(BaseModel):
 Then = Callable[[str], None]
 """Called within the handler, in a thread, with what its purchase says."""
 
+Also = Callable[[Session, Purchase], object]
+"""What a handler does in its transaction besides."""
+
 
 def caller_of(request: Request) -> str | Everyone:
     """The header x-user stands for what a service has made of a token."""
@@ -67,6 +70,7 @@ def service(
     style: str = "async dependency",
     *,
     then: Then = lambda _: None,
+    also: Also = lambda *_: None,
     inbox: Inbox | None = None,
     level: str = "READ COMMITTED",
     **options: Any,
@@ -85,6 +89,7 @@ def service(
     ) -> dict[str, str]:
         await session.execute(APPLY, {"id": purchase.item, "body": ""})
         await session.execute(ADD, {"account": 1, "amount": 1})
+        await session.run_sync(also, purchase)
         await run_in_threadpool(then, purchase.then)
         return answer(purchase, response)
 
@@ -93,6 +98,7 @@ def service(
     ) -> dict[str, str]:
         session.execute(APPLY, {"id": purchase.item, "body": ""})
         session.execute(ADD, {"account": 1, "amount": 1})
+        also(session, purchase)
         then(purchase.then)
         return answer(purchase, response)
 

@@ -10,11 +10,18 @@ import sys
 from typing import Any
 
 import uvicorn
+from sqlalchemy.orm import Session
 
-from support.web.service import service
+from support.web.service import Purchase, service
+from txbox import Outbox
 
 IN_HANDLER, COMMITTED, NEVER = "in the handler", "committed", "never"
 """Moments: its statements are done; it has committed, and nothing is sent."""
+
+
+def publish_receipt(session: Session, purchase: Purchase) -> None:
+    """Publish a message to a subscriber in this database."""
+    Outbox().publish(session, "inbox:receipts", b"{}", key=purchase.item, message_id=f"receipt of {purchase.item}")
 
 
 def kill() -> None:
@@ -24,7 +31,7 @@ def kill() -> None:
 
 def main(descriptor: str, url: str, moment: str) -> None:
     """Serve, until it is killed."""
-    app = service(url, then=lambda _: kill() if moment == IN_HANDLER else None)
+    app = service(url, then=lambda _: kill() if moment == IN_HANDLER else None, also=publish_receipt)
 
     async def killing(scope: Any, receive: Any, send: Any) -> None:
         async def sending(message: Any) -> None:

@@ -116,6 +116,7 @@ class PostgresSource:
         self.keeps_batches = ordered
         """What one ``receive`` returns must not be mixed with others: a slow key would delay them."""
         self._settle = Statement.of(self._statements.settle)
+        self._plan_by_place = Step(Statement.of(self._statements.plan_by_place))
         self.call: Callable[[Callable[[], Any]], Any] = lambda work: work()
         """Calls what uses the engine. A worker of an event loop sets it before it starts."""
         self._changed = threading.Condition()
@@ -329,14 +330,15 @@ class PostgresSource:
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
-    def settling(self, deliveries: Sequence[Delivery]) -> Step:
-        """Return the statement that settles deliveries; it is sent with BEGIN."""
+    def settling(self, deliveries: Sequence[Delivery]) -> Sequence[Step]:
+        """Return the statements that settle deliveries; they are sent with BEGIN."""
         rows = [row for delivery in deliveries if (row := self._places.get(delivery.receipt)) is not None]
-        return self._settle.with_values(
+        settle = self._settle.with_values(
             places=array_literal([row.place for row in rows]),
             positions=array(row.position for row in rows),
             ids=array_literal([row.message_id for row in rows]),
         )
+        return [self._plan_by_place, settle]
 
     def settled(self, deliveries: Sequence[Delivery]) -> None:
         """Note that deliveries were settled by a transaction that has committed."""
@@ -517,6 +519,8 @@ class PostgresSource:
 
 
 def _headers(text: str) -> tuple[dict[str, str], MalformedMessage | None]:
+    if text == "{}":  # most have none, and this is asked for each message
+        return {}, None
     headers = json.loads(text)
     if isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values()):
         return {name.lower(): value for name, value in headers.items()}, None

@@ -129,14 +129,25 @@ WHERE marked.lane = released.lane AND marked.begun_to <> released.mark
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Settling
 
+-- name: plan_by_place
+-- Have the next statement planned by place, however small the table is: its plan lasts while the table grows.
+-- parameters: none
+-- returns: the settings
+SELECT set_config('txbox.enable_seqscan', current_setting('enable_seqscan'), true),
+  set_config('enable_seqscan', 'off', true)
+
 -- name: settle
--- Settle messages in the transaction that processes them. The place makes the plan the same whatever the statistics
--- say; position and id tell whether the message is still there. If one is not, nothing may be committed.
+-- Settle messages in the transaction that processes them, and take back what plan_by_place has set. Position and id
+-- tell whether the message is still at its place. The subselects make the arrays once, and not for each row.
 -- parameters: places text, positions text, ids text
 -- returns: nothing
 DELETE FROM {{outbox_message}} AS m
-WHERE m.ctid = ANY(%(places)s::text::tid[]) AND m.position = ANY(%(positions)s::text::bigint[])
-  AND m.message_id = ANY(%(ids)s::text::text[])
+WHERE m.ctid = ANY((
+    SELECT %(places)s::text::tid[]
+    FROM set_config('enable_seqscan', current_setting('txbox.enable_seqscan'), true)
+  )::tid[])
+  AND m.position = ANY((SELECT %(positions)s::text::bigint[])::bigint[])
+  AND m.message_id = ANY((SELECT %(ids)s::text::text[])::text[])
 
 -- name: delete_messages
 -- Settle messages after the transaction that processed or parked them.

@@ -18,6 +18,7 @@ class LaneStatements(SqlFile, file="source.sql", fragments_of=RelayStatements):
     async_commit: str
     mark_begun: str
     unmark: str
+    plan_by_place: str
     settle: str
     delete_messages: str
     postpone_messages: str

@@ -158,8 +158,8 @@ class HandlerTransactions:
         handler.
 
         Raises:
-            InFlight, NotThere, Mismatch, Expired, Parked, KeyHeld, Stopping, DatabaseUnavailable, and whatever the handler
-                raises. Nothing is committed.
+            InFlight, NotThere, Mismatch, Expired, Parked, KeyHeld, Stopping, DatabaseUnavailable, and whatever the
+                handler raises. Nothing is committed.
         """
         result = self._conflicts.run(self._record_and_handle, [delivery], extra, failures, single=True)
         return bool(result.first)
@@ -184,7 +184,7 @@ class HandlerTransactions:
         parked = _NONE_PARKED
         settles = self._context.settles
         asks_now = single or not self._asks_with_commit or settles is not None
-        settling = [] if settles is None else [settles.settling(deliveries)]
+        settling = () if settles is None else settles.settling(deliveries)
         with ExitStack() as spans, self._open(recording.step, settling) as opened:
             connection = opened.connection
             with recording_errors():
@@ -202,7 +202,7 @@ class HandlerTransactions:
                 if first and failures is not None:
                     # Before the handler, which may leave behind a role or a search path that does not know our tables.
                     failures.forget(connection, [delivery.message.id for delivery in first])
-            if settling and opened.answer.behind[0].command_tuples < len(deliveries):
+            if settling and opened.answer.behind[-1].command_tuples < len(deliveries):
                 raise NotThere(self._inbox.subscriber_id, [deliveries[0].message.id]) if single else NotTogether
             if single and not first:
                 self._raise_refusal(recorded, parked)

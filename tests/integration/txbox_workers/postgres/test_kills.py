@@ -1,9 +1,7 @@
 """Workers over the outbox of their database that are killed: what has committed is not even delivered again."""
 
-import contextlib
 import random
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,20 +12,11 @@ from sqlalchemy import Engine
 from support.waiting import wait_until
 from support.workers import worker_process
 from support.workers.business import Business, once
+from support.workers.supervisor import BOTH_KINDS, KILLED, Start, ids, runs, supervise, worker_processes
 from txbox import Outbox
 from txbox.outbox import Outgoing
 
 pytestmark = pytest.mark.chaos
-
-KILLED = -signal.SIGKILL
-
-BOTH_KINDS = pytest.mark.parametrize("start", ["threads", "coroutines"], indirect=True)
-
-Start = Callable[..., "subprocess.Popen[bytes]"]
-
-
-def ids(count: int) -> list[str]:
-    return [f"m{number:04}" for number in range(count)]
 
 
 def send(business: Business, messages: list[str], key: Callable[[str], str | None] = lambda _: None) -> None:
@@ -40,11 +29,6 @@ def waiting(business: Business) -> int:
     return len(business.rows("SELECT message_id FROM outbox_message WHERE lane < 0"))
 
 
-def runs(business: Business) -> Counter[str]:
-    """How often the handler was run for each message, committed or not."""
-    return Counter(business.rows("SELECT message_id FROM run"))
-
-
 @pytest.fixture
 def business(engine: Engine) -> Business:
     return worker_process.prepare(engine)
@@ -52,37 +36,8 @@ def business(engine: Engine) -> Business:
 
 @pytest.fixture
 def start(schema_url: str, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Start worker processes, and see that none outlives the test."""
-    processes: list[subprocess.Popen[bytes]] = []
-    kind = {"coroutines": True} if getattr(request, "param", "threads") == "coroutines" else {}
-
-    def start(**settings: Any) -> "subprocess.Popen[bytes]":
-        processes.append(worker_process.start(schema_url, "inbox:billing", **kind, **settings))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait(20)
-
-
-def supervise(
-    processes: list["subprocess.Popen[bytes]"], start: Start, done: Callable[[], bool], **settings: Any
-) -> None:
-    """Start a new worker for each that has died, until it is done; then let them finish."""
-
-    def look() -> bool:
-        for index, process in enumerate(processes):
-            if process.poll() is not None:
-                assert process.returncode == KILLED, "a worker ends only when it is killed"
-                processes[index] = start(**settings)
-        return done()
-
-    wait_until(look, "all messages are settled", timeout=300, every=0.05)
-    for process in processes:
-        process.terminate()
-    assert {process.wait(20) for process in processes} <= {0, -signal.SIGTERM}
+    with worker_processes(schema_url, "inbox:billing", request) as start:
+        yield start
 
 
 @BOTH_KINDS

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,19 +45,16 @@ def _batch(session: Session, messages: Sequence[Message]) -> None:
         apply(session, message)
 
 
-@pytest.fixture(params=["handler", "handlers of a batch", "batch handler", "effect"])
-def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "effect.sql").write_text("INSERT INTO effect (message_id, body) SELECT message_id, n FROM fresh_event")
-    effect = SqlEffect(tmp_path / "effect.sql", fields="n text")
-    ways: dict[str, dict[str, Any]] = {
-        "handler": {"handler": apply, "batch_size": 1, "ordered": True},
-        "handlers of a batch": {"handler": apply, "batch_size": 2},
-        "batch handler": {"batch_handler": _batch, "batch_size": 2},
-        "effect": {"effect": effect, "batch_size": 2, "ordered": True},
-    }
-    return ways[request.param]
+APPLY_SET = "INSERT INTO effect (message_id, body) SELECT message_id, n FROM fresh_event"
+WAYS: dict[str, dict[str, Any]] = {
+    "handler": {"handler": apply, "batch_size": 1, "ordered": True},
+    "handlers of a batch": {"handler": apply, "batch_size": 2},
+    "batch handler": {"batch_handler": _batch, "batch_size": 2},
+    "effect": {"effect": SqlEffect.of(APPLY_SET, fields="n text"), "batch_size": 2, "ordered": True},
+}
 
 
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize(
     ("change", "left"),
     [
