@@ -316,11 +316,15 @@ class PostgresSource:
         receipt = f"{row.position}-{self._process}-{self._number}"
         self._places[receipt] = row
         headers, problem = _headers(row.headers)
+        message_id = row.message_id
+        if not message_id:
+            message_id = f"position {row.position}"
+            problem = MalformedMessage("a row of the outbox has no message id")
         if row.key is not None:
             headers[HEADER_KEY] = row.key
         count = row.attempts + self._backlog.returns(row.position) + 1
         return Delivery(
-            Message(row.message_id, row.body, headers, self._name, moment(row.published_at)),
+            Message(message_id, row.body, headers, self._name, moment(row.published_at)),
             receipt=receipt,
             receive_count=max(count, 2) if self._backlog.is_suspect(row) else count,
             body=row.body,

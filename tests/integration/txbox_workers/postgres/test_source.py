@@ -281,10 +281,12 @@ def test_a_table_that_is_rewritten_between_reading_and_settling(engine: Engine, 
 def test_rows_that_only_a_person_can_insert(engine: Engine, business: Business) -> None:
     publish(engine, *numbered(3))
     run(engine, """UPDATE outbox_message SET headers = '["no", "headers"]' WHERE message_id = 'm00001'""")
+    run(engine, "UPDATE outbox_message SET message_id = '' WHERE message_id = 'm00002'")
+    (nameless,) = business.rows("SELECT position FROM outbox_message WHERE message_id = ''")
     with running(engine):
         wait_until(lambda: not waiting(business))
-    assert business.letters() == {"m00001": "malformed"}
-    assert business.applied() == once(["m00000", "m00002"])
+    assert business.letters() == {"m00001": "malformed", f"position {nameless}": "malformed"}
+    assert business.applied() == once(["m00000"])
 
 
 def test_a_message_that_was_delayed_for_longer_than_is_remembered_is_not_expired(
