@@ -103,6 +103,7 @@ _CUT_OFF = "a worker that is cut off from its database is cut off from its messa
 _LOSES_A_COMMIT = "loses whichever COMMIT comes next, and this source has some, too; see ``postgres/test_outages.py``"
 _NOTICED_FIRST = "an outage is noticed by the source: it is the broker that is lost; see ``postgres/test_outages.py``"
 _OWN_SERVER = "ends its server, with all that the test knows of the outbox"
+_NOT_IN_OUTBOX = "gives the transaction deliveries that are not in the outbox, and those are not applied"
 _BY_HAND = "what it gives to the processor by hand stays in the outbox, so its worker has a copy more"
 _GROUPS = "FIFO groups are SQS's"
 _ACKS = "fails acks, and this source's transactions have settled already; see ``postgres/test_outages.py``"
@@ -131,6 +132,8 @@ NOT_OVER_OUTBOX = {
     "test_a_database_that_falls_silent_holds_the_worker_until_the_connection_breaks": _NOTICED_FIRST,
     "test_a_restart_of_postgres_in_the_middle_of_everything": _OWN_SERVER,
     "test_what_a_letter_and_the_log_say_of_attempts_is_what_became_of_each": _BY_HAND,
+    "test_a_failure_beside_duplicates_is_the_effects": _NOT_IN_OUTBOX,
+    "test_what_it_sets_does_not_reach_the_question_for_parked_messages": _NOT_IN_OUTBOX,
     "test_under_a_lease_it_is_parked_at_once_and_no_work_is_begun": "has a ledger and no inbox",
     "test_groups_keep_their_order_over_failures": _GROUPS,
     "test_a_lost_answer_to_the_commit_of_an_effect_is_neither_yes_nor_no": _LOSES_A_COMMIT,

@@ -19,6 +19,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, Engine
 
+from txbox import BrokerError
 from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
 from txbox.postgres.transactions import driver_cursor, end_session
 from txbox.relay.sender import RelayStatements, array
@@ -26,7 +27,7 @@ from txbox_workers.postgres.statements import LaneStatements
 
 
 class LaneClaims:
-    """The claims of one process on the lanes of one destination. Not thread-safe, except for ``owned``."""
+    """The claims of one process on the lanes of one destination. Not thread-safe, except for ``owned`` and ``end``."""
 
     def __init__(
         self, engine: Engine, statements: LaneStatements, relay: RelayStatements, lanes: range, *, idle_seconds: float
@@ -39,6 +40,7 @@ class LaneClaims:
         self._begin_reading = Step(Statement.of(relay.begin_reading, has_plan=False))
         self._end_reading = Step(Statement.of(relay.end_reading, has_plan=False))
         self._connection: Connection | None = None
+        self._is_over = False
         self.joined = False
         self._share = 0
         self.owned: frozenset[int] = frozenset()
@@ -81,8 +83,14 @@ class LaneClaims:
         if connection is not None:
             end_session(connection)
 
+    def end(self) -> None:
+        """Close for good, even if another thread is about to connect."""
+        self._is_over = True
+        self.close()
+
     def _connected(self) -> Connection:
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             connection = self._engine.connect().execution_options(isolation_level="READ COMMITTED")
             try:
                 connection.detach()  # for as long as the worker runs, it is of no use to the pool
@@ -95,7 +103,10 @@ class LaneClaims:
                 end_session(connection)
                 raise
             self._connection = connection
-        return self._connection
+            if self._is_over:
+                self.close()
+                raise BrokerError("the claims have ended")
+        return connection
 
     def _run(self, connection: Connection, step: Step) -> list[tuple[int]]:
         with driver_cursor(connection):

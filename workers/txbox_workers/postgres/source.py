@@ -198,7 +198,7 @@ class PostgresSource:
                 self._backlog.drain(len(self._backlog.lanes))
                 done = self._backlog.drained()
             self._unmark(done)
-            self.call(claims.close)
+            self.call(claims.end)
         except Exception as error:  # noqa: BLE001 - it ends with the process
             _log.debug("%s: a connection could not be closed: %s", self._name, error)
         with self._changed:
@@ -209,7 +209,7 @@ class PostgresSource:
         """Start the thread that claims, unless it runs. The lock is held."""
         if self._claimer is None:
             self._claimer = threading.Thread(
-                target=self._keep_claims, args=(self._closing,), name="txbox-claims", daemon=True
+                target=self._keep_claims, args=(self._closing, self._claims), name="txbox-claims", daemon=True
             )
             self._claimer.start()
 
@@ -242,12 +242,15 @@ class PostgresSource:
 
     def _look(self, deadline: float) -> None:
         """Read what there is; if there is nothing, wait for something. One thread at a time, without the lock."""
+        closing = self._closing
         try:
             with self._errors():
                 if self._reader is None:
                     self._reader = self.call(
                         lambda: LaneReader(self._engine, self._statements, self._relay, self._lanes)
                     )
+                    if closing.is_set():
+                        raise BrokerError(f"{self._name}: closed meanwhile")
                 self._wake.clear()
                 if not self.call(self._read):
                     self._reader.pause(deadline, self._backlog.next_due(), self._wake, self.call)
@@ -442,13 +445,13 @@ class PostgresSource:
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
-    def _keep_claims(self, closing: threading.Event) -> None:
+    def _keep_claims(self, closing: threading.Event, claims: LaneClaims) -> None:
         """Claim lanes and release others until the source is closed. This is the body of a thread."""
         failures = 0
         while not closing.is_set():
             pause = longest = min(CLAIM_SECONDS, self._visibility_seconds / 3)
             try:
-                if self._must_share() and self._share():
+                if self._must_share(claims) and self._share(claims):
                     pause = DRAIN_SECONDS
                 failures = 0
             except BaseException as error:  # noqa: BLE001 - without claims nothing is delivered
@@ -458,7 +461,7 @@ class PostgresSource:
                 if failures == 1:
                     _log.warning("%s: the claims are lost, and are taken again: %s", self._name, text_of(error))
                 try:
-                    self.call(self._claims.close)
+                    self.call(claims.close)
                 except Exception:  # noqa: BLE001 - it is closed all the same
                     _log.debug("%s: the session of the claims could not be closed", self._name)
                 with self._changed:  # after the close: the thread that looks adds what it finds in ``owned``
@@ -478,19 +481,18 @@ class PostgresSource:
         except DATABASE_ERRORS as error:  # what is in them is processed one by one, and no more
             _log.debug("%s: the mark of released lanes could not be taken back: %s", self._name, text_of(error))
 
-    def _must_share(self) -> bool:
+    def _must_share(self, claims: LaneClaims) -> bool:
         """Whether messages have come, or the claims must be renewed."""
         busy, self._busy = self._busy, False
         renewal = min(RENEWAL_SECONDS, self._visibility_seconds / 3)
-        claims, late = self._claims, time.monotonic() - self._shared_at >= renewal
+        late = time.monotonic() - self._shared_at >= renewal
         return busy or late or claims.surplus > 0 or claims.joined != self._wants()
 
     def _wants(self) -> bool:
         return time.monotonic() - self._asked_at < WAIT_SECONDS + CLAIM_SECONDS
 
-    def _share(self) -> bool:
+    def _share(self, claims: LaneClaims) -> bool:
         """Renew the claims, once; return whether lanes are being released."""
-        claims = self._claims
         with self._changed:
             wants = self._wants()
             released = set(sorted(self._gained)[: claims.surplus])  # not begun yet
