@@ -64,6 +64,9 @@ RENEWAL_SECONDS = 4.0
 ACK_SECONDS = 1.0
 """After how long a message comes again whose row could not be deleted."""
 
+ENDING_SECONDS = 5.0
+"""How long, at most, until a thread ends whose connection was closed under it."""
+
 DRAIN_SECONDS = 0.1
 """How often, while lanes are being released."""
 
@@ -191,17 +194,19 @@ class PostgresSource:
             reader, self._reader = self._reader, None
         if claimer is not None:
             claimer.join(WAIT_SECONDS)
-        try:
-            if reader is not None:
-                self.call(reader.close)
-            with self._changed:
-                self._backlog.drain(len(self._backlog.lanes))
-                done = self._backlog.drained()
-            self._unmark(done)
-            self.call(claims.end)
-        except Exception as error:  # noqa: BLE001 - it ends with the process
-            _log.debug("%s: a connection could not be closed: %s", self._name, error)
         with self._changed:
+            self._backlog.drain(len(self._backlog.lanes))
+            done = self._backlog.drained()
+        self._unmark(done)
+        for close in (claims.end, *([] if reader is None else [reader.close])):
+            try:
+                self.call(close)
+            except Exception as error:  # noqa: BLE001 - it ends with the process
+                _log.debug("%s: a connection could not be closed: %s", self._name, error)
+        if claimer is not None:
+            claimer.join(ENDING_SECONDS)  # what it has of the pool is given back before the engine is disposed of
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_looking, ENDING_SECONDS)
             self._places.clear()
             self._reset()
 

@@ -47,6 +47,7 @@ def test_what_connects_only_after_the_source_was_closed_is_closed(
     engine: Engine, schema_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(source, "ENDING_SECONDS", 0.1)
     own = create_engine(schema_url, poolclass=NullPool, connect_args={"application_name": NAME})
     own.connect().close()  # others wait for an engine's first connection
     connecting, is_closed = threading.Semaphore(0), threading.Event()
