@@ -180,10 +180,10 @@ def own_postgres() -> Iterator[LocalPostgres]:
 
 
 def test_a_restart_of_postgres_in_the_middle_of_everything(own_postgres: LocalPostgres) -> None:
-    engine = create_engine(own_postgres.url, pool_size=10)
-    with engine.begin() as connection:
+    engine, watching = create_engine(own_postgres.url, pool_size=10), create_engine(own_postgres.url)
+    with watching.begin() as connection:
         tables().metadata.create_all(connection)
-    business = Business(engine)
+    business = Business(watching)
     ids = [f"m{number:03}" for number in range(60)]
     half, restarted = threading.Event(), threading.Event()
 
@@ -194,7 +194,7 @@ def test_a_restart_of_postgres_in_the_middle_of_everything(own_postgres: LocalPo
             assert restarted.wait(60)
 
     kept = Kept()
-    publish(engine, messages(*ids))
+    publish(watching, messages(*ids))
     with at_work(make(engine, handle, threads=2, batch_size=4, hooks=[kept])):
         assert half.wait(20)
         port = own_postgres.port
@@ -203,11 +203,12 @@ def test_a_restart_of_postgres_in_the_middle_of_everything(own_postgres: LocalPo
         restarted.set()
         wait_until(lambda: len(kept.of(BrokerLost, DatabaseLost)) >= 3)
         own_postgres.start()
-        engine.dispose()  # what the test itself has left in the pool is as stale as the rest
-        wait_until(lambda: not waiting(engine))
+        watching.dispose()  # what the test itself has left in its pool is stale
+        wait_until(lambda: not waiting(watching))
     assert business.applied() == once(ids)
     assert (business.letters(), business.failing()) == ({}, {})
-    engine.dispose()
+    for dispose in (engine, watching):
+        dispose.dispose()
 
 
 # --- what is handed back, and what cannot be acked -------------------------------------------------------------------
