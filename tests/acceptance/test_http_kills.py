@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from sqlalchemy import Engine
 
-from support.processes import start_python
+from support.processes import killed_at_the_end, start_python
 from support.waiting import wait_until
 from support.web.service import buy, client_of
 from support.web.service_process import COMMITTED, IN_HANDLER, NEVER
@@ -37,18 +37,15 @@ def business(engine: Engine) -> Business:
 
 @pytest.fixture
 def start(schema_url: str, listener: socket.socket) -> Iterator[Start]:
-    processes = []
+    with killed_at_the_end() as processes:
 
-    def start(moment: str) -> Any:
-        number = listener.fileno()
-        arguments = ("-m", "support.web.service_process", str(number), schema_url, moment)
-        processes.append(start_python(*arguments, pass_fds=[number]))
-        return processes[-1]
+        def start(moment: str) -> Any:
+            number = listener.fileno()
+            arguments = ("-m", "support.web.service_process", str(number), schema_url, moment)
+            processes.append(start_python(*arguments, pass_fds=[number]))
+            return processes[-1]
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait(20)
+        yield start
 
 
 @pytest.mark.parametrize(("moment", "is_applied"), [(IN_HANDLER, False), (COMMITTED, True)])

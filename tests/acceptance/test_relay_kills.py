@@ -1,6 +1,5 @@
 """Relays that are killed: at every moment of a batch's life, two and four at a time, while messages are published."""
 
-import contextlib
 import random
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from support.processes import killed_at_the_end
 from support.txbox import relay_process
 from support.txbox.publishers import first_arrivals
 from support.waiting import wait_until
@@ -35,17 +35,13 @@ def broker(tmp_path: Path) -> Path:
 @pytest.fixture
 def start(schema_url: str, broker: Path) -> Iterator[Start]:
     """Start relay processes, and see that none outlives the test."""
-    processes: list[subprocess.Popen[bytes]] = []
+    with killed_at_the_end() as processes:
 
-    def start(**settings: Any) -> "subprocess.Popen[bytes]":
-        processes.append(relay_process.start(schema_url, broker, **settings))
-        return processes[-1]
+        def start(**settings: Any) -> "subprocess.Popen[bytes]":
+            processes.append(relay_process.start(schema_url, broker, **settings))
+            return processes[-1]
 
-    yield start
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait(20)
+        yield start
 
 
 def publish(engine: Engine, first: int, count: int, *, keys: int = 7) -> None:

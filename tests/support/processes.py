@@ -1,9 +1,24 @@
 """Programs of the tests, in processes of their own."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def killed_at_the_end() -> Iterator[list["subprocess.Popen[Any]"]]:
+    """Give a list for the processes that a test starts, and see that none of them outlives the test."""
+    processes: list[subprocess.Popen[Any]] = []
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait(20)
 
 
 def start_python(*arguments: str, env: dict[str, str] | None = None, **options: Any) -> "subprocess.Popen[Any]":

@@ -281,7 +281,8 @@ class MessageFinder:
         cursor.execute(self._find_new, {**parameters, "limit": MAX_FRESH})
         *answer, seen = cursor.fetchone()
         if seen >= MAX_FRESH:
-            self._bursts += 1  # a plan that was made while the table was small would scan all of it now: make another
+            # A plan that was made while the table was small would scan all of it now: make another.
+            self._bursts += 1
             self._find_new = f"{sql.find_new}\n-- burst {self._bursts}"
             # Some were not seen, perhaps the first ones of a key, so what was seen cannot be used.
             self._commit()

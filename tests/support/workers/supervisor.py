@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.processes import killed_at_the_end
 from support.waiting import wait_until
 from support.workers import worker_process
 from support.workers.business import Business
@@ -34,18 +35,15 @@ def runs(business: Business) -> Counter[str]:
 @contextlib.contextmanager
 def worker_processes(url: str, of: str, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Start worker processes of a queue, and see that none outlives the test."""
-    processes: list[subprocess.Popen[bytes]] = []
     kind = {"coroutines": True} if getattr(request, "param", "threads") == "coroutines" else {}
 
-    def start(*, queue: str = of, **settings: Any) -> "subprocess.Popen[bytes]":
-        processes.append(worker_process.start(url, queue, **kind, **settings))
-        return processes[-1]
+    with killed_at_the_end() as processes:
 
-    yield start
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait(20)
+        def start(*, queue: str = of, **settings: Any) -> "subprocess.Popen[bytes]":
+            processes.append(worker_process.start(url, queue, **kind, **settings))
+            return processes[-1]
+
+        yield start
 
 
 def supervise(

@@ -298,8 +298,7 @@ class LaneBacklog:
     def wake(self, heads: Iterable[tuple[int, int, str]], now: float) -> None:
         """Make messages due that hold their keys: somebody wants them tried again now, or nobody here knows of them.
 
-        ``heads`` has lane, position and key. A head is unknown if a process that had lost its claims postponed it, or
-        if its row had moved when its transaction settled it.
+        ``heads`` has lane, position and key. A head is unknown if a process that had lost its claims postponed it.
         """
         wanted = set()
         for lane, position, key in heads:

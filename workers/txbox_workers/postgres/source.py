@@ -194,21 +194,25 @@ class PostgresSource:
             reader, self._reader = self._reader, None
         if claimer is not None:
             claimer.join(WAIT_SECONDS)
+        if reader is not None:
+            self._end(reader.close)
         with self._changed:
             self._backlog.drain(len(self._backlog.lanes))
             done = self._backlog.drained()
         self._unmark(done)
-        for close in (claims.end, *([] if reader is None else [reader.close])):
-            try:
-                self.call(close)
-            except Exception as error:  # noqa: BLE001 - it ends with the process
-                _log.debug("%s: a connection could not be closed: %s", self._name, error)
+        self._end(claims.end)
         if claimer is not None:
             claimer.join(ENDING_SECONDS)  # what it has of the pool is given back before the engine is disposed of
         with self._changed:
             self._changed.wait_for(lambda: not self._is_looking, ENDING_SECONDS)
             self._places.clear()
             self._reset()
+
+    def _end(self, close: Callable[[], None]) -> None:
+        try:
+            self.call(close)
+        except Exception as error:  # noqa: BLE001 - it ends with the process
+            _log.debug("%s: a connection could not be closed: %s", self._name, error)
 
     def _start(self) -> None:
         """Start the thread that claims, unless it runs. The lock is held."""

@@ -47,6 +47,9 @@ class NotTogether(Exception):
 class NotThere(InFlight):
     """The message is not where its source has read it: settled by another, taken back, or moved. Nothing was done."""
 
+    def __str__(self) -> str:
+        return f"{self.message_ids[0]} is not where {self.subscriber_id} has read it; it is read again"
+
 
 class MalformedInBatch(Exception):
     """Some messages of a batch cannot be read: ``errors`` says why, by receipt. Nothing was done."""

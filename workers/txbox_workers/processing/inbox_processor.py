@@ -167,8 +167,14 @@ class InboxProcessor(Processor):
             if isinstance(error, LedgerError) and error.permanent:
                 return self._failed(delivery, error, attempt)
             self._take_back(attempt)
-            at_once = isinstance(error, NotThere) and delivery.receive_count == 1  # it is read again
-            if isinstance(error, Stopping) or at_once:  # another worker may run it at once
+            if isinstance(error, NotThere) and delivery.receive_count >= MOVED_DELIVERIES:
+                _log.warning(
+                    "%s, now in delivery %d: if a trigger, a rule or a policy keeps rows from being deleted, drop it",
+                    error,
+                    delivery.receive_count,
+                )
+            is_read_again = isinstance(error, NotThere) and delivery.receive_count == 1
+            if isinstance(error, Stopping) or is_read_again:  # at once; after a stop, by another worker
                 return Settlement(delivery, Outcome.IN_FLIGHT, error)
             return in_flight(delivery, error)
         except KeyHeld as held:
@@ -301,6 +307,9 @@ EARLY_DELIVERIES = 10
 
 LOST_DELIVERIES = 5
 """Deliveries of a message in which the connection was lost, before the log names the message."""
+
+MOVED_DELIVERIES = 5
+"""Deliveries of a message that is not where its source has read it, before the log says so."""
 
 LOST_MESSAGES = 1_000
 """How many messages that count is kept for, at most: those lost most recently."""

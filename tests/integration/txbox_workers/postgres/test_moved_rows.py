@@ -12,6 +12,8 @@ from support.txbox.outbox import publish
 from support.waiting import wait_until
 from support.workers.business import Business, apply
 from txbox import BrokerError, Inbox, Message, Outcome, Outgoing, SqlEffect
+from txbox.postgres.round_trip import run_steps
+from txbox.postgres.transactions import driver_cursor
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.postgres import PostgresSource, PostgresWorker
 
@@ -33,6 +35,20 @@ def received(source: PostgresSource) -> Sequence[Delivery]:
 
     wait_until(receive, "a delivery")
     return found
+
+
+def settle(engine: Engine, source: PostgresSource, deliveries: Sequence[Delivery]) -> bool:
+    """Settle as the transaction of a handler does; return whether all were where they had been read."""
+    with engine.connect() as connection, connection.begin() as transaction, driver_cursor(connection):
+        changed = run_steps(connection, source.settling(deliveries))[-1].command_tuples
+        if changed < len(deliveries):
+            transaction.rollback()
+    if changed < len(deliveries):
+        source.hand_back([Settlement(one, Outcome.IN_FLIGHT) for one in deliveries])
+        return False
+    source.settled(deliveries)
+    source.ack(deliveries)
+    return True
 
 
 def waiting(engine: Engine) -> int:
@@ -85,6 +101,42 @@ def test_what_is_not_where_it_was_read_is_not_applied_but_read_again(
     assert worker.stop()
     assert sorted(business.order()) == left
     assert business.recorded() == set(left)
+    assert business.failing() == business.letters() == {}
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["fresh", "held"])
+def test_a_message_whose_row_has_moved_comes_again(engine: Engine, source: PostgresSource, fails: bool) -> None:
+    publish(engine, Outgoing("inbox:billing", "1", key="ann"))
+    deliveries = received(source)
+    if fails:
+        source.hand_back([Settlement(deliveries[0], Outcome.FAILED, ValueError("no"))])
+        deliveries = received(source)
+    with engine.begin() as connection:  # "retry now" does so, and VACUUM FULL, and another process that postpones it
+        connection.exec_driver_sql("UPDATE outbox_message SET held = true, due_at = clock_timestamp()")
+    assert not settle(engine, source, deliveries)
+    assert waiting(engine) == 1
+    again = received(source)
+    assert [one.message.id for one in again] == [one.message.id for one in deliveries]
+    assert settle(engine, source, again)
+    assert waiting(engine) == 0
+
+
+def test_rows_that_cannot_be_deleted_are_not_applied_and_people_are_told(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    business = Business(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE RULE keep AS ON DELETE TO outbox_message DO INSTEAD NOTHING")
+    worker = PostgresWorker(inbox=Inbox("billing"), engine=engine, handler=apply, max_attempts=2)
+    worker.start()
+    (message_id,) = publish(engine, Outgoing("inbox:billing", "1"))
+    wait_until(lambda: "a trigger, a rule or a policy" in caplog.text)
+    assert business.order() == []
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP RULE keep ON outbox_message")
+    wait_until(lambda: waiting(engine) == 0)
+    assert worker.stop()
+    assert business.order() == [message_id]
     assert business.failing() == business.letters() == {}
 
 
