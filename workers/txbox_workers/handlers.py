@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
+import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
@@ -189,6 +190,46 @@ def message_arguments(handler: Any, name: str, *, after: int, batches: bool = Fa
         raise InvalidConfiguration(f"{name}, parameter {parameters[after].name}: {error}") from error
 
 
+def driver_kind(handler: Any, name: str, *, is_async: bool) -> type | None:
+    """Return which of psycopg's classes a handler wants to work with, by its first parameter; None: a session.
+
+    Args:
+        handler: the function.
+        name: the argument's name, for errors.
+        is_async: it is a coroutine function.
+
+    Raises:
+        InvalidConfiguration: a handler of this kind cannot work with that, or its annotation cannot be looked up.
+    """
+    parameters = _positional(handler)
+    if not parameters:
+        return None
+    of = f"{name}, parameter {parameters[0].name}"
+    try:
+        annotation = _annotation(handler, parameters[0])
+    except InvalidConfiguration as error:
+        if _DRIVER_BY_NAME.search(str(parameters[0].annotation)):
+            raise InvalidConfiguration(f"{of}: {error}") from error
+        return None  # a session, say, which may be imported for the type checker only
+    wanted = get_origin(annotation) or annotation
+    if not (isinstance(wanted, type) and issubclass(wanted, _DRIVERS)):
+        return None
+    fitting = (psycopg.AsyncConnection, psycopg.AsyncCursor) if is_async else (psycopg.Connection, psycopg.Cursor)
+    if wanted not in fitting:
+        names = " or ".join(f"psycopg.{one.__name__}" for one in fitting)
+        raise InvalidConfiguration(f"{of} must be a session, {names}, not {wanted.__module__}.{wanted.__qualname__}")
+    return wanted
+
+
+def refuse_with_driver(wanted: type | None, name: str) -> None:
+    """Raise ``InvalidConfiguration`` for a session factory, ``name``, whose handler ``wanted`` no session."""
+    if wanted is not None:
+        raise InvalidConfiguration(
+            f"{name} has no use: the handler works with psycopg.{wanted.__name__}, and what sessions of the factory do "
+            "would not be done; leave it out, or annotate the handler's first parameter with Session"
+        )
+
+
 def _positional(handler: Any) -> list[inspect.Parameter]:
     signature = signature_of(handler)
     return [] if signature is None else [one for one in signature.parameters.values() if one.kind in _POSITIONAL]
@@ -249,6 +290,8 @@ _FORWARD_REF = re.compile(r"""(?:ForwardRef\()?(?P<quote>['"])(?P<name>[^'"]*)(?
 """The name in an annotation that could not be looked up: quoted, or a ``ForwardRef``."""
 
 _MESSAGE_BY_NAME = re.compile(r"(?:[\w.]+\[)?(?:txbox\.)?Message\]?")
+_DRIVERS = (psycopg.BaseConnection, psycopg.Cursor, psycopg.AsyncCursor)
+_DRIVER_BY_NAME = re.compile(r"\b(Async)?(Connection|Cursor)\b")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _UNSAID = (inspect.Parameter.empty, Any, object)
 _BATCHES = (Sequence, list, Collection, Iterable)

@@ -29,8 +29,10 @@ from txbox_workers.handlers import (
     Handler,
     MessageArguments,
     SessionFactory,
+    driver_kind,
     message_arguments,
     refuse_unfit,
+    refuse_with_driver,
     takes_both,
 )
 from txbox_workers.reporter import ReportPlace
@@ -175,6 +177,7 @@ class ValidOptions:
     transaction_seconds: float | None = None
     subscriber_id: str = field(init=False)
     arguments: MessageArguments = field(init=False)  # what the handler is given of a message
+    driver_kind: type | None = field(init=False)  # which of psycopg's classes it works with; None: a session
 
     def __post_init__(self) -> None:
         inbox, ledger = self.inbox, self.ledger
@@ -234,6 +237,14 @@ class ValidOptions:
             refuse_unfit(self.handler, name, wanted, ledger=ledger is not None)
             arguments = message_arguments(self.handler, name, after=after)
         object.__setattr__(self, "arguments", arguments)
+        object.__setattr__(self, "driver_kind", None)
+        if inbox is not None and self.engine is not None and self.effect is None:
+            given_handler, name = self.handler or self.batch_handler, "handler" if self.handler else "batch_handler"
+            is_async = self.engine.dialect.is_async
+            works_with = driver_kind(given_handler, f"{self.of}.{name}", is_async=is_async)
+            if not is_async and self.session_factory is not Session:
+                refuse_with_driver(works_with, f"{self.of}.session_factory")
+            object.__setattr__(self, "driver_kind", works_with)
         self._require(
             ledger is not None or not self.fingerprint,
             ".fingerprint is the ledger's; for an inbox: Inbox(…, fingerprint=True)",

@@ -20,6 +20,7 @@ from txbox.postgres.drivers.greenlets import wait_for, without_own_cancellations
 from txbox.postgres.guards.session_binds import refuse_other_schemas, refuse_two_phases
 from txbox.tracing import Tracing
 from txbox_workers.coroutines.stores import ThreadCalls, ThreadedLedger, ThreadedLetters
+from txbox_workers.handlers import driver_kind, refuse_with_driver
 from txbox_workers.options import BATCH_SIZE, MAX_PREFETCH
 
 AsyncHandler = Callable[..., Awaitable[object]]
@@ -132,6 +133,9 @@ def for_functions(of: str, options_type: type, options: Mapping[str, Any]) -> di
         make = given.pop("session_factory", AsyncSession)
         refuse_two_phases(make, f"{of}.session_factory")
         refuse_other_schemas(make, engine, f"{of}.session_factory")
+        for name in ("handler", "batch_handler") if make is not AsyncSession else ():
+            wanted = driver_kind(given.get(name), f"{of}.{name}", is_async=True)
+            refuse_with_driver(wanted, f"{of}.session_factory")
         given["session_factory"] = _session_factory(engine, make)
     return given
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import Session
 
 from txbox import StatementLeftOpen, TransactionEnded, TransactionTimedOut
 from txbox.postgres.engines import discard_if_session_broken, require_server, stop_preparing
 from txbox.postgres.guards.commit_guard import begin, commit, is_refused_commit, remove_guard
 from txbox.postgres.guards.connection_users import ConnectionUsers, abandon
-from txbox.postgres.guards.transaction_guard import guard, left_in_use, protect, refuse_aborted
+from txbox.postgres.guards.transaction_guard import guard, left_in_use, protect
 from txbox.postgres.round_trip import Reply, Statement, Step, StepFailed, rows_of, run_steps
 from txbox.postgres.sqlstates import TIMED_OUT, is_lost_prepared_statement, sqlstate
 from txbox_workers.processing.outage_errors import (
@@ -160,27 +159,6 @@ WITH bound AS MATERIALIZED (
 ), turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(%(turn)s::bigint) FROM bound)
 SELECT set_config('lock_timeout', bound.before, true) FROM bound, turn""")
 """Wait until no other transaction has this number."""
-
-
-def finish(session: Session, connection: Connection) -> None:
-    """Flush everything that a handler did through its session, and raise unless the transaction is still intact.
-
-    Raises:
-        StatementLeftOpen, TransactionAborted, TransactionEnded: it is not.
-    """
-    if left_in_use(connection):
-        raise StatementLeftOpen
-    _flush(session)
-    refuse_aborted(connection)
-
-
-def _flush(session: Session) -> None:
-    if session.in_nested_transaction():
-        # Closing the session would roll back an open savepoint, yet the message would count as processed. A commit
-        # releases savepoints, as it does for every session; the transaction itself remains the worker's.
-        session.commit()
-    else:
-        session.flush()
 
 
 def _rolled_back(connection: Connection) -> bool:

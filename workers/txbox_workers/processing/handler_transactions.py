@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from psycopg import BaseConnection
 from sqlalchemy import Connection
-from sqlalchemy.orm import Session
 
 from txbox import Expired, Failures, InFlight, MalformedMessage, Message, Mismatch, TransactionEnded
 from txbox.dead_letters.order import HeldKeys
@@ -21,14 +21,13 @@ from txbox.instrumentation.log_context import in_hand
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
 from txbox.postgres.engines import retry_on_new_connections
-from txbox.postgres.guards.session_binds import bind_to
-from txbox.postgres.guards.transaction_guard import left_in_use
 from txbox.postgres.round_trip import Step, StepFailed, run_steps
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import Handler
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.deadlocks import ConflictRetries, TransactionMode
-from txbox_workers.processing.guarded_transactions import GuardedTransactions, OpenTransaction, finish
+from txbox_workers.processing.guarded_transactions import GuardedTransactions, OpenTransaction
+from txbox_workers.processing.handler_connections import DriverConnection, HandlerConnection, HandlerSession
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording_errors
 from txbox_workers.processing.processor import ProcessorContext
 
@@ -93,6 +92,7 @@ class HandlerTransactions:
         # sent with COMMIT, after that query.
         self._asks_with_commit = options.effect is not None and not options.effect.publishes
         self._session_factory = options.session_factory
+        self._driver_kind = options.driver_kind
         self._context = context
         self._order = (
             HeldKeys(inbox.subscriber_id, schema=inbox.schema, prefix=inbox.prefix) if options.ordered else None
@@ -122,7 +122,7 @@ class HandlerTransactions:
             if self._order is not None:
                 self._order.check(connection)
             if self._effect is None:
-                self._open_session(connection).close()
+                self._connect(connection).close()
 
     def check_recording(self) -> None:
         """Raise unless a message can be recorded: record one and roll back.
@@ -284,7 +284,7 @@ class HandlerTransactions:
         ``values`` has what was read of them. Return the ids of those that were not begun.
         """
         connection = opened.connection
-        session = self._open_session(connection)
+        works_with = self._connect(connection)
         cut_short = self._context.cut_short
         pooled = connection.connection
         driver = pooled.dbapi_connection
@@ -293,8 +293,8 @@ class HandlerTransactions:
                 named = in_hand(self._inbox.subscriber_id, [delivery.message.id for delivery in deliveries])
                 with named, self._context.spans.handled_together(deliveries):
                     arguments = self._arguments.of_many([delivery.message for delivery in deliveries], values)
-                    refuse_unfinished(self._batch_handler(session, *arguments))
-                    finish(session, connection)
+                    refuse_unfinished(self._batch_handler(works_with.given, *arguments))
+                    works_with.finish()
             elif self._handler is not None:
                 for number, delivery in enumerate(deliveries):
                     if number and cut_short is not None and cut_short.is_set():
@@ -302,21 +302,18 @@ class HandlerTransactions:
                     named = in_hand(self._inbox.subscriber_id, (delivery.message.id,))
                     with named, self._context.spans.handled(delivery):
                         arguments = self._arguments.of_one(delivery.message, values)
-                        refuse_unfinished(self._handler(session, *arguments, **extra))
-                        finish(session, connection)
+                        refuse_unfinished(self._handler(works_with.given, *arguments, **extra))
+                        works_with.finish()
         finally:
             given_back = pooled.dbapi_connection is None and not getattr(driver, "closed", True)
-            opened.closed_by_handler = connection.closed or given_back or _was_closed(driver)
-            if not left_in_use(connection):  # otherwise close() would wait for ever
-                session.close()
+            opened.closed_by_handler = connection.closed or given_back or works_with.was_closed()
+            works_with.close()
         return []
 
-    def _open_session(self, connection: Connection) -> Session:
-        # rollback_only: session.commit() in a handler flushes and does not end the transaction; session.rollback() does
-        # end it, and it is then found inactive.
-        session = self._session_factory(bind=connection, join_transaction_mode="rollback_only")
-        bind_to(session, connection)
-        return session
+    def _connect(self, connection: Connection) -> HandlerConnection:
+        if self._driver_kind is None:
+            return HandlerSession(connection, self._session_factory)
+        return DriverConnection(connection, as_cursor=not issubclass(self._driver_kind, BaseConnection))
 
     @contextmanager
     def _open(self, then: Step, after: Sequence[Step]) -> Iterator[OpenTransaction]:
@@ -356,11 +353,6 @@ def _under_lease(handler: Handler) -> Callable[..., object]:
         return result
 
     return run
-
-
-def _was_closed(driver: Any) -> bool:
-    """Whether a connection was closed from this side and not lost; see psycopg's ``Connection.broken``."""
-    return bool(getattr(driver, "closed", False)) and not getattr(driver, "broken", True)
 
 
 def _duplicates(deliveries: Sequence[Delivery], recorded: Recorded) -> dict[str, bytes]:
