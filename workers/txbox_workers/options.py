@@ -85,6 +85,10 @@ class ProcessingOptions(TypedDict, total=False):
         ordered: keep the order of each key, even past dead letters: a message is parked and not run if an earlier
             message with the same FIFO group, or else the same ``key`` header, is a dead letter. Needs an inbox and no
             ledger.
+        locks: ``locks(message)`` names the rows that a message will lock, such as
+            ``lambda message: message.json()["account"]``: what can be compared, or a tuple or list of several. It is
+            called with what the handler is given of the message. A batch is handled in the order of its locks, so two
+            batches wait for each other and do not deadlock; a batch handler receives the messages in that order.
         session_factory: makes the handler's session: ``Session`` (the default), a subclass, or a ``sessionmaker``. The
             session works on the worker's connection, whatever its own bind; a bind other than ``engine`` is refused.
         lease_seconds: how long the ledger keeps a message for a process that has died, ``LEASE_SECONDS`` by default. A
@@ -105,6 +109,7 @@ class ProcessingOptions(TypedDict, total=False):
     transactions: Literal["batch", "message"]
     max_attempts: int | None
     ordered: bool
+    locks: Callable[[Any], object] | None
     session_factory: SessionFactory
     lease_seconds: float
     fingerprint: bool
@@ -164,6 +169,7 @@ class ValidOptions:
     transactions: Literal["batch", "message"] = "batch"
     max_attempts: int | None = _ranged(MAX_ATTEMPTS, "failures until a message is parked as a dead letter", 1)
     ordered: bool = False
+    locks: Callable[[Any], object] | None = None
     session_factory: SessionFactory = Session
     lease_seconds: float = LEASE_SECONDS
     fingerprint: bool = False
@@ -237,6 +243,10 @@ class ValidOptions:
             refuse_unfit(self.handler, name, wanted, ledger=ledger is not None)
             arguments = message_arguments(self.handler, name, after=after)
         object.__setattr__(self, "arguments", arguments)
+        self._require(
+            self.locks is None or (callable(self.locks) and inbox is not None and self.effect is None),
+            ".locks is a function for a handler or batch_handler over an inbox; an effect has ORDER BY",
+        )
         object.__setattr__(self, "driver_kind", None)
         if inbox is not None and self.engine is not None and self.effect is None:
             given_handler, name = self.handler or self.batch_handler, "handler" if self.handler else "batch_handler"

@@ -63,6 +63,7 @@ class AsyncProcessingOptions(TypedDict, total=False):
     transactions: Literal["batch", "message"]
     max_attempts: int | None
     ordered: bool
+    locks: Callable[[Any], object] | None
     session_factory: Callable[..., AsyncSession]
     lease_seconds: float
     fingerprint: bool

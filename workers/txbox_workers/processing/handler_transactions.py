@@ -28,6 +28,7 @@ from txbox_workers.options import ValidOptions
 from txbox_workers.processing.deadlocks import ConflictRetries, TransactionMode
 from txbox_workers.processing.guarded_transactions import GuardedTransactions, OpenTransaction
 from txbox_workers.processing.handler_connections import DriverConnection, HandlerConnection, HandlerSession
+from txbox_workers.processing.lock_order import LockOrder
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording_errors
 from txbox_workers.processing.processor import ProcessorContext
 
@@ -97,6 +98,7 @@ class HandlerTransactions:
         self._order = (
             HeldKeys(inbox.subscriber_id, schema=inbox.schema, prefix=inbox.prefix) if options.ordered else None
         )
+        self._lock_order = None if options.locks is None else LockOrder(options.locks, options.arguments, self._group)
         self._conflicts = ConflictRetries(
             inbox, engine, context, batches=options.transactions == "batch" and options.ledger is None
         )
@@ -283,6 +285,8 @@ class HandlerTransactions:
 
         ``values`` has what was read of them. Return the ids of those that were not begun.
         """
+        if self._lock_order is not None:
+            deliveries = self._lock_order.sorted(deliveries, values)
         connection = opened.connection
         works_with = self._connect(connection)
         cut_short = self._context.cut_short
@@ -309,6 +313,9 @@ class HandlerTransactions:
             opened.closed_by_handler = connection.closed or given_back or works_with.was_closed()
             works_with.close()
         return []
+
+    def _group(self, delivery: Delivery) -> str | None:
+        return delivery.failure_group or (delivery.group if self._order is None else delivery.order_key)
 
     def _connect(self, connection: Connection) -> HandlerConnection:
         if self._driver_kind is None:
