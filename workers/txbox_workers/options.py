@@ -70,7 +70,8 @@ class ProcessingOptions(TypedDict, total=False):
             records the message, leaves commit and rollback alone, and raises to fail. With a ledger alone, it is
             ``handler(message)``. With a ledger, a parameter named ``lease`` receives the lease. If the message's
             parameter is annotated with a message type, such as ``purchase: Purchase``, it receives the body as that
-            type, and a further parameter annotated with ``Message`` receives the message.
+            type, and a further parameter annotated with ``Message`` receives the message. A first parameter annotated
+            with ``psycopg.Connection`` or ``psycopg.Cursor`` receives that in place of a session.
         batch_handler: ``batch_handler(session, messages)``, instead of a handler: one call for all messages of a batch
             that are first. Much faster where the effect is one set-based statement. It may also take
             ``purchases: Sequence[Purchase]``.
