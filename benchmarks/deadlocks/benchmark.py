@@ -22,7 +22,7 @@ from txbox import Inbox, Message, Outcome
 from txbox.instrumentation import Event, Retried
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import deadlocks
-from txbox_workers.processing.deadlocks import ModeSelector
+from txbox_workers.processing.transaction_modes import ModeSelector
 from txbox_workers.worker import Worker
 
 LEAST_OF_BEST = 0.8
@@ -51,7 +51,7 @@ round.
 class Fixed(ModeSelector):
     """Keeps the first mode."""
 
-    def conflicted(self, *_: object) -> None:
+    def _choose(self) -> None:
         """Stay as it is."""
 
 

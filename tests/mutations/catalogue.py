@@ -187,7 +187,7 @@ MUTATIONS = (
         "conflicts",
         "a deadlock counts as a failure of its message",
         "workers/txbox_workers/processing/deadlocks.py",
-        "return messages == 1 or self.mode is not TransactionMode.PER_MESSAGE  # not as a batch again",
+        "return messages == 1 or self.mode in (mode, TransactionMode.BATCH, TransactionMode.SERIAL)",
         "return False",
         "tests/integration/txbox_workers/processing/test_conflicts.py::test_a_deadlock_between_two_handlers_is_retried",
     ),

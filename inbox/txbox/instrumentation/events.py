@@ -78,8 +78,8 @@ class Contended(Event):
     Attributes:
         conflicts: how many since the last event, by SQLSTATE (40P01: deadlock, 40001: serialization failure) and by the
             relation where they met, if the server names it.
-        mode: how transactions are run now: ``batch``, ``per_message`` (one for each message) or ``serial`` (one after
-            the other, across all workers of the subscriber in this mode).
+        mode: how transactions are run now: ``batch``, ``halves`` (two for a batch), ``per_message`` (one for each
+            message) or ``serial`` (one after the other, across all workers of the subscriber in this mode).
     """
 
     conflicts: Mapping[tuple[str, str], int]

@@ -149,6 +149,7 @@ _CONTENDED = (
 
 _MODES = {
     "batch": "in batches, as before",
+    "halves": "in half batches, for now",
     "per_message": "in a transaction each, for now",
     "serial": "by one transaction at a time, for now",
 }

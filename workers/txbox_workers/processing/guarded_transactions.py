@@ -137,17 +137,21 @@ class GuardedTransactions:
     def _begin(
         self, connection: Connection, turn: int | None, then: Step | None, after: Sequence[Step], *, guarded: bool
     ) -> Reply | None:
-        """Begin on the server, in one round trip; if the turn does not come in time, begin without it."""
+        """Begin on the server, in one round trip; wait for the turn in another, and if it does not come, go without."""
         limit = limit_steps(self._limit)
-        if turn is None:
-            return begin(connection, *limit, then=then, after=after, guarded=guarded)
+        answer = begin(connection, *limit, then=then, after=after, guarded=guarded)
+        if turn is None or (answer is not None and answer.error is not None):
+            return answer
+        # After the record, which others may make at the same time: a turn is only for the handlers' locks.
+        take = _TAKE_TURN.with_values(lock_timeout=f"{TURN_SECONDS * 1000:.0f}ms", turn=str(turn))
         try:
-            bound = f"{TURN_SECONDS * 1000:.0f}ms"
-            begin(connection, _TAKE_TURN.with_values(lock_timeout=bound, turn=str(turn)), guarded=guarded)
-        except psycopg.errors.LockNotAvailable:
+            run_steps(connection, [take])
+        except StepFailed as failure:
+            if not isinstance(failure.error, psycopg.errors.LockNotAvailable):
+                raise failure.error from None
             connection.connection.rollback()
             return begin(connection, *limit, then=then, after=after, guarded=guarded)
-        return begin(connection, *limit, then=then, after=after, guarded=False)
+        return answer
 
 
 TURN_SECONDS = 5.0

@@ -25,12 +25,13 @@ from txbox.postgres.round_trip import Step, StepFailed, run_steps
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import Handler
 from txbox_workers.options import ValidOptions
-from txbox_workers.processing.deadlocks import ConflictRetries, TransactionMode
+from txbox_workers.processing.deadlocks import ConflictRetries
 from txbox_workers.processing.guarded_transactions import GuardedTransactions, OpenTransaction
 from txbox_workers.processing.handler_connections import DriverConnection, HandlerConnection, HandlerSession
 from txbox_workers.processing.lock_order import LockOrder
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording_errors
 from txbox_workers.processing.processor import ProcessorContext
+from txbox_workers.processing.transaction_modes import TransactionMode
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _NONE_PARKED = ParkedIds(frozenset(), frozenset())

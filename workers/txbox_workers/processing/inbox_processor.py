@@ -44,12 +44,13 @@ from txbox.dead_letters.order import KeyHeld
 from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import ValidOptions
-from txbox_workers.processing.deadlocks import Stopping, TransactionMode
+from txbox_workers.processing.deadlocks import Stopping
 from txbox_workers.processing.handler_transactions import HandlerTransactions, MalformedInBatch, NotThere, Parked
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, connecting, is_interruption
 from txbox_workers.processing.parker import NOT_TRIED, Parker
 from txbox_workers.processing.processor import Processor, ProcessorContext, in_flight
 from txbox_workers.processing.transaction_limits import limited
+from txbox_workers.processing.transaction_modes import TransactionMode
 
 
 class InboxProcessor(Processor):
@@ -106,6 +107,12 @@ class InboxProcessor(Processor):
 
     def _is_single(self, delivery: Delivery) -> bool:
         return delivery.problem is not None or self._suspect(delivery)
+
+    def _portions(self, deliveries: Sequence[Delivery]) -> Sequence[Sequence[Delivery]]:
+        if self._transactions.mode is not TransactionMode.HALVES or len(deliveries) < 2:
+            return [deliveries]
+        half = -(-len(deliveries) // 2)
+        return [deliveries[:half], deliveries[half:]]
 
     def _run_batch(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
         """Process a batch in one transaction; return None if it has to be processed singly instead."""

@@ -146,7 +146,8 @@ class Processor(ABC):
                 single = [delivery for delivery in unique if self._is_single(delivery)]
                 if single and any(self.group(delivery) for delivery in unique):
                     single = unique  # groups keep an order
-            batches = self._run_batches(_without(single, unique), blocked)
+            together = self._portions(_without(single, unique))
+            batches = chain.from_iterable(self._run_batches(portion, blocked) for portion in together)
             for settlements in chain(batches, self._run_singles(single, blocked)):
                 if rest:
                     settled_before.update((settlement.delivery.message.id, settlement) for settlement in settlements)
@@ -204,6 +205,10 @@ class Processor(ABC):
             size = -(-len(deliveries) // PARTS)
             for first in range(0, len(deliveries), size):
                 yield from self._run_batches(deliveries[first : first + size], blocked)
+
+    def _portions(self, deliveries: Sequence[Delivery]) -> Sequence[Sequence[Delivery]]:
+        """Divide deliveries that were received together into what is processed together."""
+        return [deliveries]
 
     def _is_single(self, delivery: Delivery) -> bool:  # noqa: ARG002 - a hook
         """Whether a delivery must not be processed together with others."""

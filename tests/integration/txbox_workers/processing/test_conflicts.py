@@ -179,12 +179,18 @@ def test_a_turn_that_does_not_come_in_time_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(guarded_transactions, "TURN_SECONDS", 0.1)
     transactions = guarded_transactions.GuardedTransactions(engine)
-    with transactions.open(turn=-7) as first:
+    inbox = Inbox("billing")
+    with transactions.open(turn=-7, then=inbox.recording({"a": b""}).step) as first:
         first.connection.execute(ADD, {"account": 1, "amount": 1})
-        with transactions.open(turn=-7) as second:
+        recording = inbox.recording({"b": b""})
+        with transactions.open(turn=-7, then=recording.step) as second:
+            assert second.answer.error is None
+            assert inbox.recorded(second.connection, recording, second.answer).first == {"b"}, "recorded once more"
             second.connection.execute(ADD, {"account": 2, "amount": 1})
             assert second.connection.execute(text("SHOW lock_timeout")).scalar_one() == "0"
     assert (business.balance(1), business.balance(2)) == (1, 1)
+    with engine.connect() as connection:
+        assert set(connection.execute(text("SELECT message_id FROM processed_message")).scalars()) == {"a", "b"}
 
 
 def test_transactions_in_turn_come_one_after_the_other(engine: Engine, business: Business) -> None:
