@@ -36,12 +36,15 @@ AWAKE_SECONDS = 1.0
 POLL_SECONDS = 0.003
 """Seconds between polls while messages come."""
 
-NEXT_POLL_SECONDS = 0.0004
-"""Seconds between polls for ``NEXT_SECONDS`` after one that found a single message: another one is expected soon. One
-that found several is followed by a longer pause, as sending many together costs less."""
-
 NEXT_SECONDS = 0.01
-"""How long a next message is expected. A message that comes alone costs about twenty polls more."""
+"""How long another message is expected soon after a poll has found a single one. If it has found several, they come so
+often that sending many together costs less."""
+
+NEXT_POLL_SECONDS = 0.0003
+"""Seconds between polls meanwhile, as most of what such a message waits for is a poll. That is about twenty polls."""
+
+SENDING_SECONDS = 0.001
+"""How long a message that was found is about to be sent. A poll would delay its sender, which shares our processor."""
 
 OTHERS_SECONDS = 0.02
 """Least time between the poller's other duties: right after a poll they would delay the sender of what it found."""
@@ -105,7 +108,7 @@ class OutboxPoller:
         self._on_poll = on_poll
         self._on_pauses = on_pauses
         self._emit = emit
-        self._awake_until = self._next_until = self._drain_at = self._pauses_at = self._others_at = -math.inf
+        self._awake_until = self._single_at = self._drain_at = self._pauses_at = self._others_at = -math.inf
 
     def run(self) -> None:
         """Poll until ``stopping`` is set, whatever happens to the database meanwhile."""
@@ -168,7 +171,7 @@ class OutboxPoller:
         # A held key comes due again and again while its destination is unreachable: no reason to poll often.
         if found.fresh or found.woken:
             self._awake_until = now + AWAKE_SECONDS
-            self._next_until = now + NEXT_SECONDS if found.messages == 1 else -math.inf
+            self._single_at = now if found.messages == 1 else -math.inf
         if found or found.everything:
             self._scheduler.add(
                 found.fresh, found.due, server=found.server, everything=found.everything, generation=generation
@@ -177,7 +180,10 @@ class OutboxPoller:
     def _pause(self, finder: "MessageFinder", listener: "Listener") -> None:
         now = time.monotonic()
         if now < self._awake_until:
-            self._stopping.wait(NEXT_POLL_SECONDS if now < self._next_until else POLL_SECONDS)
+            if now < self._single_at + NEXT_SECONDS:
+                self._stopping.wait(max(self._single_at + SENDING_SECONDS - now, NEXT_POLL_SECONDS))
+            else:
+                self._stopping.wait(POLL_SECONDS)
             if now >= self._drain_at:
                 listener.drain()
                 self._drain_at = now + AWAKE_SECONDS
