@@ -94,8 +94,9 @@ class OutboxPoller:
         """Store the collaborators; ``stopping`` ends ``run``.
 
         ``listen``: a notification ends an idle wait. ``counts`` returns how many messages were sent and how many
-        refusals there were. ``on_poll`` is called after polls, not all of them. ``on_pauses`` gets the paused destinations by name,
-        before the first search and then every ``PAUSE_SECONDS``. ``emit`` gets outages of the database as events.
+        refusals there were. ``on_poll`` is called after polls, but not after all of them. ``on_pauses`` gets the paused
+        destinations by name, before the first search and then every ``PAUSE_SECONDS``. ``emit`` gets outages of the
+        database as events.
         """
         self._engine = engine
         self._statements = statements
