@@ -19,7 +19,6 @@ https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 """
 
 import hashlib
-import inspect
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -168,7 +167,7 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
             asked.append((statement, False))
         pgconn.pipeline_sync()
         try:
-            answers = _waited(driver.wait(_answers(pgconn)))
+            answers = _waited(driver, driver.wait(_answers(pgconn)))
         finally:  # also if it is cancelled: psycopg then has the server stop, and reads everything it still sends
             if not driver.closed:
                 _leave_pipeline(pgconn)
@@ -221,16 +220,16 @@ def rows_of(connection: Connection, result: Any) -> list[tuple[Any, ...]]:
 @contextmanager
 def _locked(driver: Any) -> Iterator[None]:
     """Take the lock that psycopg's own cursors take, on a sync or an async connection."""
-    _waited(driver.lock.acquire())
+    _waited(driver, driver.lock.acquire())
     try:
         yield
     finally:
         driver.lock.release()
 
 
-def _waited(result: Any) -> Any:
+def _waited(driver: Any, result: Any) -> Any:
     """Return a result; if it comes from an async connection, wait for it in the greenlet."""
-    return wait_for(result) if inspect.isawaitable(result) else result
+    return wait_for(result) if isinstance(driver, psycopg.AsyncConnection) else result
 
 
 def _answers(pgconn: Any) -> Any:

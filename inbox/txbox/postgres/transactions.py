@@ -153,7 +153,7 @@ def _for_coroutines(connection_or_session: object) -> TypeError:
 
 
 @contextmanager
-def short_transaction(engine: Engine) -> Iterator[Connection]:
+def short_transaction(engine: Engine, *, sets_level: bool = True) -> Iterator[Connection]:
     """Open a connection for one transaction at READ COMMITTED, whatever the host prefers.
 
     Statements that settle races by row locks need that level: at a higher one they would fail with 40001 instead of
@@ -161,9 +161,13 @@ def short_transaction(engine: Engine) -> Iterator[Connection]:
     engine, a level that ``execution_options`` had set before would win.
 
     If a statement fails because of the session's state, the connection does not return to the pool.
+
+    ``sets_level``: False leaves it to ``begin_with``, which must come first. SQLAlchemy sets and resets a level by four
+    calls of the driver.
     """
     with engine.connect() as connection:
-        connection.execution_options(isolation_level="READ COMMITTED")
+        if sets_level:
+            connection.execution_options(isolation_level="READ COMMITTED")
         try:
             with own_cursors(connection), connection.begin():
                 yield connection

@@ -56,6 +56,9 @@ MOST_BATCH_BYTES = 4
 SESSION_SECONDS = 60.0
 """After this time another session claims, so that no transaction grows old; the old one ends with its last claim."""
 
+SPARE_SECONDS = 0.1
+"""How long a session without a claim is kept for the next one: beginning and ending one takes as long as a claim."""
+
 MOST_SESSIONS = 2
 """Most sessions that have claims. While the older one has some, the newer one goes on, however old it is."""
 
@@ -205,7 +208,9 @@ class AsyncSender:
 
     def _seconds(self) -> float:
         """Return the seconds until there is something to do, whatever happens."""
-        checks = (session.checked_at + self._check_seconds for session in self._sessions)
+        checks = (
+            session.checked_at + (self._check_seconds if session.lanes else SPARE_SECONDS) for session in self._sessions
+        )
         seconds = max(min([self._settler.next_try, *checks]) - time.monotonic(), 0.0)
         return seconds if self._loop.is_ready else min(seconds, READY_SECONDS)
 
@@ -273,14 +278,15 @@ class AsyncSender:
         return sessions[-1]
 
     def _keep_sessions(self) -> None:
-        """End sessions without a claim, and check the others: the server ends a silent one."""
+        """End sessions without a claim, except a spare one, and check the others: the server ends a silent one."""
         for session in list(self._sessions):
-            if not session.lanes:
+            silent = time.monotonic() - session.checked_at
+            if not session.lanes and (session is not self._sessions[-1] or silent >= SPARE_SECONDS):
                 self._sessions.remove(session)
                 session.end()
-            elif time.monotonic() - session.checked_at > self._check_seconds:
+            elif session.lanes and silent > self._check_seconds:
                 session.check()
-        if not self._has_claims:
+        if not self._sessions and not self._has_claims:
             self._settler.close()
 
     def _check_sessions(self) -> None:

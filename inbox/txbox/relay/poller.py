@@ -36,6 +36,19 @@ AWAKE_SECONDS = 1.0
 POLL_SECONDS = 0.003
 """Seconds between polls while messages come."""
 
+NEXT_SECONDS = 0.01
+"""How long another message is expected soon after a poll has found a single one. If it has found several, they come so
+often that sending many together costs less."""
+
+NEXT_POLL_SECONDS = 0.0003
+"""Seconds between polls meanwhile, as most of what such a message waits for is a poll. That is about twenty polls."""
+
+SENDING_SECONDS = 0.001
+"""How long a message that was found is about to be sent. A poll would delay its sender, which shares our processor."""
+
+OTHERS_SECONDS = 0.02
+"""Least time between the poller's other duties: right after a poll they would delay the sender of what it found."""
+
 IDLE_SECONDS = 0.9
 """Seconds between polls while none come; a notification ends the wait."""
 
@@ -81,8 +94,9 @@ class OutboxPoller:
         """Store the collaborators; ``stopping`` ends ``run``.
 
         ``listen``: a notification ends an idle wait. ``counts`` returns how many messages were sent and how many
-        refusals there were. ``on_poll`` is called after every poll. ``on_pauses`` gets the paused destinations by name,
-        before the first search and then every ``PAUSE_SECONDS``. ``emit`` gets outages of the database as events.
+        refusals there were. ``on_poll`` is called after polls, but not after all of them. ``on_pauses`` gets the paused
+        destinations by name, before the first search and then every ``PAUSE_SECONDS``. ``emit`` gets outages of the
+        database as events.
         """
         self._engine = engine
         self._statements = statements
@@ -95,7 +109,7 @@ class OutboxPoller:
         self._on_poll = on_poll
         self._on_pauses = on_pauses
         self._emit = emit
-        self._awake_until = self._drain_at = self._pauses_at = -math.inf
+        self._awake_until = self._single_at = self._drain_at = self._pauses_at = self._others_at = -math.inf
 
     def run(self) -> None:
         """Poll until ``stopping`` is set, whatever happens to the database meanwhile."""
@@ -112,8 +126,10 @@ class OutboxPoller:
                         while not self._stopping.is_set():
                             self._read_pauses(connection)
                             self._poll(finder)
-                            self._on_poll()
-                            self._reporter.work(connection, *self._counts())
+                            if failures or time.monotonic() >= self._others_at:
+                                self._on_poll()
+                                self._reporter.work(connection, *self._counts())
+                                self._others_at = time.monotonic() + OTHERS_SECONDS
                             if failures:
                                 failures = 0
                                 self._emit(DatabaseRestored(RELAY_SUBSCRIBER, self._outbox))
@@ -156,6 +172,7 @@ class OutboxPoller:
         # A held key comes due again and again while its destination is unreachable: no reason to poll often.
         if found.fresh or found.woken:
             self._awake_until = now + AWAKE_SECONDS
+            self._single_at = now if found.messages == 1 else -math.inf
         if found or found.everything:
             self._scheduler.add(
                 found.fresh, found.due, server=found.server, everything=found.everything, generation=generation
@@ -164,7 +181,10 @@ class OutboxPoller:
     def _pause(self, finder: "MessageFinder", listener: "Listener") -> None:
         now = time.monotonic()
         if now < self._awake_until:
-            self._stopping.wait(POLL_SECONDS)
+            if now < self._single_at + NEXT_SECONDS:
+                self._stopping.wait(max(self._single_at + SENDING_SECONDS - now, NEXT_POLL_SECONDS))
+            else:
+                self._stopping.wait(POLL_SECONDS)
             if now >= self._drain_at:
                 listener.drain()
                 self._drain_at = now + AWAKE_SECONDS
@@ -202,6 +222,7 @@ class PollResult:
     everything: bool = False
     # Lanes with new messages, and the first position of those in each.
     fresh: dict[int, int] = field(default_factory=dict)
+    messages: int = 0  # how many new ones those are; 0: unknown
     due: frozenset[int] = frozenset()  # lanes with held keys that are due
     woken: bool = False  # messages that waited for a time now stand behind the others; the next poll finds them
 
@@ -247,7 +268,7 @@ class MessageFinder:
                 if not everything and self._last is not None:
                     answer = self._find(cursor, now, also_due=also_due, everything=True)
                 everything = True
-            seen, server, lanes, positions, due_in, held_due = answer
+            seen, server, lanes, positions, due_in, held_due, *count = answer
             snapshot = Snapshot.parse(seen)
             # Behind a pooler, another server may answer from one moment to the next. Its numbers cannot be
             # compared with the earlier ones.
@@ -266,7 +287,7 @@ class MessageFinder:
             self._commit()
         self._last, self._server = snapshot, server
         fresh = dict(zip(lanes or (), positions or (), strict=True))
-        return PollResult(server, everything, fresh, frozenset(held_due), woken)
+        return PollResult(server, everything, fresh, count[0] if count else 0, frozenset(held_due), woken)
 
     def _find(self, cursor: Any, now: float, *, also_due: bool, everything: bool) -> tuple[Any, ...]:
         sql, last = self._statements, self._last
@@ -279,8 +300,8 @@ class MessageFinder:
         parameters = {"xmax": last.xmax, "in_progress": list(last.in_progress), "also_due": also_due}
         parameters |= self._lanes
         cursor.execute(self._find_new, {**parameters, "limit": MAX_FRESH})
-        *answer, seen = cursor.fetchone()
-        if seen >= MAX_FRESH:
+        answer = cursor.fetchone()
+        if answer[-1] >= MAX_FRESH:
             # A plan that was made while the table was small would scan all of it now: make another.
             self._bursts += 1
             self._find_new = f"{sql.find_new}\n-- burst {self._bursts}"

@@ -15,7 +15,8 @@ they were published. A message is deleted after the broker has confirmed it; if 
 message is sent again under the same id.
 
 The relay polls every few milliseconds for a second after it last found something or was notified
-(``txbox.outbox.notifier``), and about a hundred times a minute otherwise.
+(``txbox.outbox.notifier``), for a moment more often after a single message, and about a hundred times a minute
+otherwise.
 """
 
 import threading

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from psycopg import IsolationLevel
 from sqlalchemy import Connection, Engine
 
 from txbox.backoff import Backoff
@@ -131,7 +132,7 @@ class Sender:
         Raises any error of the driver if the database fails; then nothing has changed.
         """
         result = ClaimResult()
-        with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
+        with short_transaction(self._engine, sets_level=False) as connection, driver_cursor(connection) as cursor:
             rows, held = self.read(connection, cursor, claim, result, steps=[self.claim_step(connection, claim.lanes)])
             if rows and self._dispatcher.is_async(rows):
                 result.fresh, result.due, result.is_async = dict(claim.fresh), set(claim.due), True
@@ -227,7 +228,7 @@ class Sender:
     ) -> tuple[set[int], Any]:
         """Claim lanes, and read new messages unless held ones come first; return the lanes and the answer."""
         read = [] if claim.due else self._read_steps(claim.fresh, limit // len(claim.fresh), last)
-        answers = begin_with(connection, *steps, *read)
+        answers = begin_with(connection, *steps, *read, level=IsolationLevel.READ_COMMITTED)
         server, lanes = self.claimed(connection, answers[len(steps) - 1])
         check_server(claim.server, {server, *(same or ())})
         if same is not None:

@@ -81,12 +81,13 @@ def begin(
     return None if then is None else Reply(results[len(every)], behind=results[len(every) + 1 :])
 
 
-def begin_with(connection: Connection, *steps: Step) -> list[Any]:
+def begin_with(connection: Connection, *steps: Step, level: psycopg.IsolationLevel | None = None) -> list[Any]:
     """Begin a transaction without a guard, and run statements in the same round trip; return their results.
 
     Args:
         connection: as for ``begin``.
         steps: the statements.
+        level: the transaction's; None: that of the connection.
 
     Raises:
         StepFailed: a step failed; number -1 is BEGIN.
@@ -95,7 +96,7 @@ def begin_with(connection: Connection, *steps: Step) -> list[Any]:
     """
     driver: Any = connection.connection.driver_connection
     begun = driver.pgconn.transaction_status == TransactionStatus.INTRANS
-    first = [] if begun else [Step(_begin(driver))]
+    first = [] if begun else [Step(_begin(driver, level))]
     every = [*first, *steps]
     try:
         try:
@@ -219,11 +220,11 @@ def is_refused_commit(error: BaseException) -> bool:
     )
 
 
-def _begin(driver: Any) -> Statement:
+def _begin(driver: Any, level: psycopg.IsolationLevel | None) -> Statement:
     """Return BEGIN with the connection's own settings, such as those that SQLAlchemy's ``isolation_level`` set."""
     parts = ["BEGIN"]
-    if driver.isolation_level is not None:
-        parts.append(f"ISOLATION LEVEL {psycopg.IsolationLevel(driver.isolation_level).name.replace('_', ' ')}")
+    if (level := level or driver.isolation_level) is not None:
+        parts.append(f"ISOLATION LEVEL {psycopg.IsolationLevel(level).name.replace('_', ' ')}")
     if driver.read_only is not None:
         parts.append("READ ONLY" if driver.read_only else "READ WRITE")
     if driver.deferrable is not None:

@@ -35,6 +35,7 @@ def _fewer_polls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """A poll now and then: 300 in a second keep a core busy."""
     if "all_polls" not in request.fixturenames:
         monkeypatch.setattr(poller, "POLL_SECONDS", 0.015)
+        monkeypatch.setattr(poller, "NEXT_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -182,6 +182,18 @@ def test_the_hosts_isolation_level_makes_no_difference(engine: Engine, start_rel
     own.dispose()
 
 
+def test_an_engine_in_autocommit_mode_makes_no_difference(engine: Engine, start_relay: StartRelay, left: Left) -> None:
+    own = create_engine(engine.url, isolation_level="AUTOCOMMIT")
+    broker = RecordingPublisher(lambda message: "later" if message.attempts == 0 else None)
+    relay = start_relay(broker, engine=own)
+    publish(engine, *numbered(10, key="a"))
+    broker.wait_for(10)
+    assert broker.bodies == [str(number) for number in range(10)]
+    wait_until(lambda: not left(), "the last settlement")
+    relay.stop()
+    own.dispose()
+
+
 def test_a_publisher_that_answers_with_copies_is_understood(engine: Engine, start_relay: StartRelay) -> None:
     class Copying(RecordingPublisher):
         def send(self, messages: Any) -> Any:

@@ -1,5 +1,6 @@
 """The round trips of a batch: how many they are, and what is lost or doubled if a connection is lost on one."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,9 +13,11 @@ from integration.txbox.conftest import Left
 from support.postgres.statements import run
 from support.postgres.tcp_proxy import CountingProxy
 from support.txbox.outbox import OWN, numbered, publish
-from support.txbox.publishers import RecordingPublisher
+from support.txbox.publishers import AsyncRecorder, RecordingPublisher
+from support.waiting import wait_until
 from txbox import Outgoing
 from txbox.relay import Relay
+from txbox.relay.async_publishers import EventLoop
 from txbox.relay.pending import Claim
 from txbox.relay.poller import MessageFinder
 from txbox.relay.sender import RelayStatements
@@ -55,6 +58,49 @@ def test_a_batch_is_two_round_trips(
         assert len(sender.send(claim).settlement.sent) == 10
         assert left() == []
     assert [at - before for at in (*trips, proxy.packets)] == [1] * 10 + [2]
+
+
+def test_a_look_is_one_round_trip(engine: Engine, proxied: Engine, proxy: CountingProxy) -> None:
+    with proxied.connect() as connection:
+        finder = MessageFinder(connection, RelayStatements.load())
+        finder.find()
+        for _ in range(10):  # the fifth prepares the statement
+            finder.find()
+        publish(engine, *numbered(2))
+        before = proxy.packets
+        assert finder.find().messages == 2
+        assert not finder.find()
+        assert proxy.packets - before == 2
+
+
+def test_an_async_senders_claims_one_after_the_other_share_a_session(
+    engine: Engine, proxy: CountingProxy, left: Left, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txbox.relay.async_sender.SPARE_SECONDS", 60.0)
+    url = make_url(engine.url).set(host="127.0.0.1", port=proxy.port)
+    own = create_engine(url)
+    trips: list[int] = []
+    broker = AsyncRecorder()
+    relay = Relay(own, {"own": broker}, listen=False)
+    sender = relay._new_async_sender(EventLoop([broker], enter_seconds=60.0))
+    scheduler = relay._scheduler
+    loop = threading.Thread(target=sender._loop.run)
+    loop.start()
+    wait_until(lambda: sender._loop.is_ready, "the loop")
+    for _ in range(4):
+        publish(engine, *numbered(10))
+        claim = look(engine)
+        before = proxy.packets
+        scheduler.add(claim.fresh, claim.due, server=claim.server, everything=True)
+        while left():
+            sender._work()
+        trips.append(proxy.packets - before)
+    # Claim and read; begin, and settle with COMMIT; release. The first one begins the session, and prepares.
+    assert trips[1:] == [4, 4, 4]
+    scheduler.close()
+    sender.run()
+    loop.join()
+    own.dispose()
 
 
 def test_a_batch_of_more_lanes_than_are_free_reads_those_that_are(engine: Engine, left: Left) -> None:
