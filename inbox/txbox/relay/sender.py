@@ -132,7 +132,8 @@ class Sender:
         Raises any error of the driver if the database fails; then nothing has changed.
         """
         result = ClaimResult()
-        with short_transaction(self._engine, sets_level=False) as connection, driver_cursor(connection) as cursor:
+        sets_level = len(self._engine.dispatch.begin) > 0  # a host's listener may send something before our BEGIN
+        with short_transaction(self._engine, sets_level=sets_level) as connection, driver_cursor(connection) as cursor:
             rows, held = self.read(connection, cursor, claim, result, steps=[self.claim_step(connection, claim.lanes)])
             if rows and self._dispatcher.is_async(rows):
                 result.fresh, result.due, result.is_async = dict(claim.fresh), set(claim.due), True

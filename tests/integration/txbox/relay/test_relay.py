@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, event
 
 from integration.txbox.conftest import BOTH_KINDS, Left, StartRelay
 from support.postgres.statements import run
@@ -182,8 +182,19 @@ def test_the_hosts_isolation_level_makes_no_difference(engine: Engine, start_rel
     own.dispose()
 
 
-def test_an_engine_in_autocommit_mode_makes_no_difference(engine: Engine, start_relay: StartRelay, left: Left) -> None:
-    own = create_engine(engine.url, isolation_level="AUTOCOMMIT")
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
+@pytest.mark.parametrize("listens", [False, True])
+def test_the_level_of_an_engine_makes_no_difference(
+    engine: Engine, start_relay: StartRelay, left: Left, level: Any, listens: bool
+) -> None:
+    own = create_engine(engine.url, isolation_level=level)
+    levels: set[str] = set()
+    if listens:  # before our BEGIN, which then is too late to choose a level
+
+        @event.listens_for(own, "begin")
+        def begun(connection: Connection) -> None:
+            levels.add(connection.exec_driver_sql("SHOW transaction_isolation").scalar_one())
+
     broker = RecordingPublisher(lambda message: "later" if message.attempts == 0 else None)
     relay = start_relay(broker, engine=own)
     publish(engine, *numbered(10, key="a"))
@@ -192,6 +203,7 @@ def test_an_engine_in_autocommit_mode_makes_no_difference(engine: Engine, start_
     wait_until(lambda: not left(), "the last settlement")
     relay.stop()
     own.dispose()
+    assert "serializable" not in levels
 
 
 def test_a_publisher_that_answers_with_copies_is_understood(engine: Engine, start_relay: StartRelay) -> None:
