@@ -81,8 +81,8 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
     drawn = (
         rows.observe(observation, *metrics)
         .where(_is_valid())
-        .orderBy(sql.xxhash64(MESSAGE_ID))
-        .select(MESSAGE_ID)
+        .select(MESSAGE_ID, sql.xxhash64(MESSAGE_ID).alias("hashed"))
+        .orderBy("hashed")  # a column: Spark would compute an expression again for each comparison
         .limit(SAMPLE_IDS)
         .collect()
     )

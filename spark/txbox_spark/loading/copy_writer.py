@@ -52,6 +52,7 @@ from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest
 from txbox_spark.rejects.remarks import Remarks
 from txbox_spark.runtime.jobs import is_local
 from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
+from txbox_spark.runtime.python_workers import freeze_modules
 from txbox_spark.runtime.retries import retry_outages
 
 FEW_NEW_SHARE = 0.02
@@ -220,6 +221,7 @@ class CopyTask:
 
     def __call__(self, batches: "Iterator[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
         """Merge the chunks of one partition, as ``DataFrame.mapInArrow`` calls it."""
+        freeze_modules()
         schema = TriedChunk.arrow_schema()
         for tried in self.tried_chunks(batches):
             yield pyarrow.RecordBatch.from_pylist([asdict(tried)], schema=schema)

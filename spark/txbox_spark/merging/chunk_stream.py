@@ -1,9 +1,10 @@
 """Reads a task's input: Arrow batches sorted by message id, with one chunk after another."""
 
+import functools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from txbox_spark.merging.fresh_event import csv_texts
+from txbox_spark.merging.fresh_event import as_text
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.rejects.remarks import SHOWN_ROWS, RejectedRow, Remarks
@@ -147,11 +148,17 @@ class DistinctEvents:
             repeated = compute.add(repeated, 1)
         ids = batch.column(MESSAGE_ID).take(repeated)
         content = batch.select(self._content)
-        rows = csv_texts(content.take(repeated))
-        before = csv_texts(content.take(compute.subtract(repeated, 1)))
-        for message_id in ids.filter(compute.not_equal(rows, before)).to_pylist():
+        rows, before = content.take(repeated), content.take(compute.subtract(repeated, 1))
+        differ = functools.reduce(compute.or_, map(_differ, rows.columns, before.columns))
+        for message_id in ids.filter(differ).to_pylist():
             if message_id != self._differs:
                 self._differs = message_id
                 self._all_differing += 1
                 if len(self._differing) < SHOWN_ROWS:
                     self._differing.append(message_id)
+
+
+def _differ(column: "pyarrow.Array", other: "pyarrow.Array") -> "pyarrow.BooleanArray":
+    """Return whether the values are sent differently; as texts, because NaN equals itself then."""
+    one_is_null = compute.not_equal(column.is_null(), other.is_null())
+    return compute.coalesce(compute.not_equal(as_text(column), as_text(other)), one_is_null)

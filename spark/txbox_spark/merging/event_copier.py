@@ -6,6 +6,7 @@ behind a savepoint: those before that line, that row alone, and then those after
 COPY of that row alone fails.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ import psycopg
 from sqlalchemy import Connection
 
 from txbox_spark.merging.chunk_stream import DistinctEvents
-from txbox_spark.merging.fresh_event import copy_fresh, csv_lines, csv_texts
+from txbox_spark.merging.fresh_event import copy_fresh, csv_lines
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
 from txbox_spark.rejects.remarks import NO_REMARKS, VALUE_CHARACTERS, RejectedRow
@@ -163,12 +164,20 @@ def _row_of(error: psycopg.Error, rows: "pyarrow.RecordBatch") -> int | None:
     """
     if (found := _PLACE.search(error.diag.context or "")) is None:
         return None
-    lines = csv_texts(rows)
-    first = lines[0].as_py()
-    ends = compute.cumulative_sum(compute.count_substring(lines, "\n"))
-    wanted = int(found[1]) - 1 - first.count("\r") + first.count("\n")
+    ends = compute.cumulative_sum(compute.add(_breaks(rows, "\n"), 1))
+    wanted = int(found[1]) - _breaks(rows, "\r")[0].as_py() + _breaks(rows, "\n")[0].as_py()
     row: int = compute.index(compute.greater_equal(ends, wanted), True).as_py()
     return None if row < 0 else row
+
+
+def _breaks(rows: "pyarrow.RecordBatch", character: str) -> "pyarrow.IntegerArray":
+    """Count a line-break character in the texts of each row."""
+    texts = [
+        one.cast(pyarrow.string())
+        for one in rows.columns
+        if pyarrow.types.is_string(one.type) or pyarrow.types.is_large_string(one.type)
+    ]
+    return functools.reduce(compute.add, [compute.count_substring(one, character).fill_null(0) for one in texts])
 
 
 _PLACE = re.compile(r"COPY fresh_event\D+(\d+)(.*)", re.DOTALL)

@@ -13,6 +13,7 @@ __all__ = [
     "SparkSession",
     "StructType",
     "compute",
+    "csv",
     "pyarrow",
     "spark_errors",
     "sql",
@@ -51,12 +52,12 @@ class _Module:
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyarrow import compute
+    from pyarrow import compute, csv
     from pyspark import SparkContext
     from pyspark.sql import Column, DataFrame, SparkSession, types
     from pyspark.sql import functions as sql
     from pyspark.sql.types import DataType, StructType
 else:
-    pyarrow, compute = _Module("pyarrow"), _Module("pyarrow.compute")
+    pyarrow, compute, csv = _Module("pyarrow"), _Module("pyarrow.compute"), _Module("pyarrow.csv")
     sql, types = _Module("pyspark.sql.functions"), _Module("pyspark.sql.types")
     Column = DataFrame = DataType = SparkContext = SparkSession = StructType = Any  # only for annotations

@@ -128,7 +128,7 @@ class ArrowEvents:
         values: "Sequence[pyarrow.Array]",
     ) -> "pyarrow.StringArray":
         """Return, for each row, a ``RejectedRow`` as JSON without nulls; null if the row can be loaded."""
-        bad = [number for number, one in enumerate(reasons.texts.to_pylist()) if one]
+        bad = compute.indices_nonzero(reasons.texts.is_valid()).to_pylist()
         if not bad:
             return reasons.texts
         parts = []

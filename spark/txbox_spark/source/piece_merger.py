@@ -43,6 +43,7 @@ from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.rejects.remarks import RejectedRow
 from txbox_spark.runtime.lazy_imports import pyarrow
+from txbox_spark.runtime.python_workers import freeze_modules
 from txbox_spark.source.arrow_events import ArrowEvents
 from txbox_spark.source.run_ledger import RunLedger, WriteFailed
 
@@ -76,6 +77,7 @@ class PieceMerger:
         Raises:
             WriteFailed: a piece cannot be merged. The pieces merged before it stay.
         """
+        freeze_modules()
         # Each piece has its own session, so that nothing the caller's statements leave in one reaches the next piece.
         engine = guard(open_engine(self.url, poolclass=NullPool))
         sizer = MergeSizer(self.plan.lock_seconds, PIECE_ROWS // FIRST_ROWS)

@@ -36,8 +36,8 @@ def lines(*columns: pyarrow.Array) -> str:
         (pyarrow.bool_(), True, "true"),
         (pyarrow.date32(), date(1, 1, 1), "0001-01-01"),
         (pyarrow.timestamp("us"), datetime(2026, 3, 29, 2, 30), "2026-03-29 02:30:00.000000"),  # noqa: DTZ001
-        (pyarrow.timestamp("us", "UTC"), datetime(2026, 1, 1, tzinfo=UTC), "2026-01-01 00:00:00.000000Z"),
-        (pyarrow.timestamp("us", "Asia/Tokyo"), datetime(1900, 1, 1, tzinfo=UTC), "1900-01-01 00:00:00.000000Z"),
+        (pyarrow.timestamp("us", "UTC"), datetime(2026, 1, 1, tzinfo=UTC), '"2026-01-01 00:00:00.000000Z"'),
+        (pyarrow.timestamp("us", "Asia/Tokyo"), datetime(1900, 1, 1, tzinfo=UTC), '"1900-01-01 00:00:00.000000Z"'),
     ],
 )
 def test_a_value(type_: pyarrow.DataType, value: Any, field: str) -> None:
