@@ -126,9 +126,7 @@ class LeaseItems:
         request = {
             "TableName": self._table,
             "Key": self._key(message_id),
-            "UpdateExpression": change,
-            "ConditionExpression": condition,
-            "ExpressionAttributeNames": _names(change + condition),
+            **_expressions(change, condition),
             "ExpressionAttributeValues": {f":{name}": typed(value) for name, value in values.items()},
             "ReturnValues": returned,
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
@@ -164,13 +162,20 @@ class LeaseItems:
             return self._own_client
 
 
-_ALIAS = re.compile(r"#\w+")
+_ALIAS = re.compile(r"#(\w+)")
+_RESERVED = {"owner", "result"}
+"""Of our attributes' names, those that are words of DynamoDB."""
 
 
-@lru_cache(maxsize=64)  # there are a dozen expressions
-def _names(expressions: str) -> dict[str, str]:
-    """Return what their aliases stand for. Every name has one: owner and others are reserved words."""
-    return {alias: alias[1:] for alias in _ALIAS.findall(expressions)}
+@lru_cache(maxsize=64)  # there are a dozen
+def _expressions(change: str, condition: str) -> dict[str, Any]:
+    """Return a request's expressions, which keep the aliases of reserved words alone: each costs the client time."""
+    names = _RESERVED.intersection(_ALIAS.findall(change + condition))
+    change, condition = (
+        _ALIAS.sub(lambda found: found[0] if found[1] in _RESERVED else found[1], text) for text in (change, condition)
+    )
+    aliases = {"ExpressionAttributeNames": {f"#{name}": name for name in names}} if names else {}
+    return {"UpdateExpression": change, "ConditionExpression": condition, **aliases}
 
 
 _REMEDIES = {
