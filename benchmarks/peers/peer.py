@@ -169,6 +169,9 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 def _server_seconds(server: psutil.Process) -> float:
     """Processor time of the server: what its ended processes took, too."""
+    living = 0.0
+    for child in server.children():
+        with suppress(psutil.NoSuchProcess):  # the server's own times have it by now
+            living += _cpu_seconds(child)
     times = server.cpu_times()
-    living = sum(_cpu_seconds(child) for child in server.children())
     return float(times.user + times.system + times.children_user + times.children_system) + living

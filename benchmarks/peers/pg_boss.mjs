@@ -1,5 +1,5 @@
 // pg-boss: transactional workers; records and effects of a batch are two statements in its transaction.
-import { amount, begin, connections, count, deliveries, load, schema, url, version } from './feed.mjs'
+import { amount, begin, connections, count, deliveries, load, pg, schema, url, version } from './feed.mjs'
 
 const { PgBoss } = await load('pg-boss')
 const boss = new PgBoss({ connectionString: url, max: connections + 4 })
@@ -21,5 +21,12 @@ await boss.work('apply', options, async (jobs, tx) => {
     `WITH change AS MATERIALIZED (SELECT account_id, count(*) * ${amount} AS amount FROM unnest($1::int[]) AS account_id GROUP BY 1),
      locked AS MATERIALIZED (SELECT account_id, amount FROM ${schema}.account JOIN change USING (account_id) ORDER BY 1 FOR NO KEY UPDATE OF account)
      UPDATE ${schema}.account SET balance = balance + locked.amount FROM locked WHERE account.account_id = locked.account_id`, [accounts])
-  count(jobs.length)
 })
+
+// pg-boss commits after the handler: the records say when all are done.
+const watcher = new pg.Client(url)
+await watcher.connect()
+const total = new Set(deliveries.map(({ id }) => id)).size
+const recorded = async () => (await watcher.query(`SELECT count(*)::int AS n FROM ${schema}.processed_message`)).rows[0].n
+while ((await recorded()) < total) await new Promise((resolve) => setTimeout(resolve, 10))
+count(deliveries.length)
