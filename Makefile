@@ -64,6 +64,8 @@ KUBERNETES_MANIFESTS := $(filter-out %/keda.yaml,$(wildcard examples/kubernetes/
 # What `make bench` measures, and its options.
 BENCH ?= consumer
 OLDEST := $(VENV)-oldest
+# Other systems that `make bench-peers` measures; nothing else needs them.
+PEERS := .venv-peers
 OLDEST_READY := $(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(ALEMBIC_OLDEST)-$(PSYCOPG_OLDEST)-$(SPARK_OLDEST)
 
 .PHONY: help
@@ -209,6 +211,21 @@ bench: $(VENV)/.dev-ready ## Measure consumer, outbox_worker, coroutines, record
 bench-retention: $(VENV)/.dev-ready ## Measure what forgetting costs, at 10 and 50 million rows (about half an hour)
 	@$(BIN)/python -m benchmarks retention --full
 
+# Each is optional: what cannot be installed is left out of the measurements, too.
+$(PEERS)/.ready: $(addprefix benchmarks/peers/,requirements.txt package.json river/go.sum river/main.go) | $(VENV)/.dev-ready
+	@$(BIN)/python -m venv --clear --without-pip $(PEERS)
+	@$(INSTALL) --python $(PEERS)/bin/python -c constraints.txt -e '.[asyncio,aws,cli]' psutil
+	@while read -r peer; do $(INSTALL) --python $(PEERS)/bin/python "$$peer" || echo "left out: $$peer"; \
+	  done < benchmarks/peers/requirements.txt
+	@cp benchmarks/peers/package.json $(PEERS)
+	@npm install --silent --prefix $(PEERS) || echo "left out: what needs npm"
+	@cd benchmarks/peers/river && go build -o ../../../$(PEERS)/river . || echo "left out: River, which needs go"
+	@touch $@
+
+.PHONY: bench-peers
+bench-peers: $(PEERS)/.ready ## Measure other systems beside txbox, in an environment of their own (PEERS_BENCH='--only River')
+	@$(BIN)/python -m benchmarks peers $(PEERS_BENCH)
+
 .PHONY: figures
 figures: $(VENV)/.dev-ready ## Draw the plots of the documentation from the results beside them
 	@$(BIN)/python -m benchmarks figures
@@ -239,5 +256,5 @@ constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in co
 
 .PHONY: clean
 clean: ## Remove what the other targets made
-	@rm -rf $(VENV) $(OLDEST) $(VENV)-turn $(VENV)-turn-python3.* dist site build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/results
+	@rm -rf $(VENV) $(OLDEST) $(PEERS) $(VENV)-turn $(VENV)-turn-python3.* dist site build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/results
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

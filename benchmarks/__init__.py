@@ -8,6 +8,7 @@ ledger      leases against a plain conditional UPDATE
 deadlocks   workers whose handlers run into deadlocks against fixed settings
 audit       an audit of a million messages, with faults planted, all of which it has to name
 bulk_load   Spark and the inbox against raw COPY and the same merge by psql
+peers       other systems that promise the same or less, each a program in an environment of its own
 
 ``shared`` holds what they have in common. The ratios mean something; the absolute figures are those of one machine on
 one day.

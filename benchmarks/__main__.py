@@ -26,6 +26,7 @@ SUBJECTS = (
     "dashboard",
     "tracing",
     "memory",
+    "peers",
 )
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 

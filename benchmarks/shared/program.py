@@ -55,12 +55,14 @@ class Run:
     Attributes:
         options: their values, by name.
         stack: ends with the run.
+        notes: what the result keeps of each row beside its samples, by key.
     """
 
     benchmark: Benchmark
     options: Mapping[str, Any]
     given_url: str | None
     stack: ExitStack
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def url(self) -> str:
@@ -108,6 +110,7 @@ def run(benchmark: Benchmark, arguments: Sequence[str]) -> int:
             errors.print(f"no measurement has a key like {given.only!r}; see --list", markup=False)
             return 2
         figures.origin["server"] = this.database.description()
+        figures.origin |= {"notes": this.notes} if this.notes else {}
     for table in tables:
         print_table(console, table, figures)
     figures.write(given.json, tables)

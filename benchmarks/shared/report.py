@@ -10,9 +10,10 @@ from benchmarks.shared.measurements import Figures, Row, Table
 def print_table(console: Console, table: Table, figures: Figures) -> None:
     """Print measurements, each beside its ratio to another one and its target; what was not measured is left out.
 
-    "cpu us" is the client's processor time for a unit, which moves less than the rate does.
+    "cpu us" is the client's processor time for a unit, which moves less than the rate does; "server us" the server's.
     """
-    columns: dict[str, list[str]] = {table.title: [], "": [], "ratio": [], "low-high": [], "target": [], "cpu us": []}
+    columns: dict[str, list[str]] = {table.title: [], "": [], "ratio": [], "low-high": [], "target": []}
+    columns |= {"cpu us": [], "server us": []}
     for row in table.rows:
         spread, ratio = row.measured(figures), ("", "")
         if row.key not in figures or (spread is None and row.run is None):
@@ -21,8 +22,8 @@ def print_table(console: Console, table: Table, figures: Figures) -> None:
             digits = 2 if spread.highest < 10 else 1
             ratio = (f"{spread.median:.{digits}f}x", f"{spread.lowest:.{digits}f}-{spread.highest:.{digits}f}")
         value = f"{number(figures.spread(row.key).median)} {row.unit}"
-        cpu = figures.detail(row.key, "cpu_us")
-        cells = (row.key, value, *ratio, _target(row, figures), number(cpu) if cpu else "")
+        times = [figures.detail(row.key, name) for name in ("cpu_us", "server_us")]
+        cells = (row.key, value, *ratio, _target(row, figures), *(number(time) if time else "" for time in times))
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(cell)
     if not columns[table.title]:

@@ -248,6 +248,7 @@ def dynamodb_client(
     connect_seconds: float = DYNAMODB.connect_seconds,
     read_seconds: float = DYNAMODB.read_seconds,
     connections: int = DYNAMODB.connections,
+    checks_parameters: bool = True,
 ) -> "DynamoDBClient":
     """Return a client of DynamoDB with short timeouts.
 
@@ -255,6 +256,7 @@ def dynamodb_client(
         attempts: how often boto3 itself tries a call: it repeats throttled calls and those whose answer was lost.
         connect_seconds, read_seconds: how long an attempt waits for a connection, and for an answer.
         connections: how many calls may be in progress at once.
+        checks_parameters: whether boto3 checks a call's parameters before it sends them.
 
     Raises:
         LedgerError: boto3 has no region or is configured wrongly.
@@ -267,6 +269,7 @@ def dynamodb_client(
                 connect_seconds=connect_seconds,
                 read_seconds=read_seconds,
                 connections=connections,
+                checks_parameters=checks_parameters,
             )
         )
         return client

@@ -96,6 +96,7 @@ class _Schedule:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._renewals: set[_Renewal] = set()
+        self._wakes_at = -math.inf  # when the thread looks again by itself
         self._thread: threading.Thread | None = None
 
     def __contains__(self, renewal: _Renewal) -> bool:
@@ -114,7 +115,7 @@ class _Schedule:
                     daemon=True,
                 )
                 self._thread.start()
-            else:
+            elif renewal.due < self._wakes_at:  # otherwise it looks in time, and most leases have ended by then
                 self._changed.notify()
 
     def discard(self, renewal: _Renewal) -> None:
@@ -144,8 +145,8 @@ class _Schedule:
                 if not self._renewals and now >= idle_at:
                     self._thread = None
                     return None
-                wakes_at = min((renewal.due for renewal in self._renewals), default=idle_at)
-                self._changed.wait(min(wakes_at - now, threading.TIMEOUT_MAX))
+                self._wakes_at = min((renewal.due for renewal in self._renewals), default=idle_at)
+                self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
 
     def _renew(self, renewal: _Renewal) -> None:
         try:

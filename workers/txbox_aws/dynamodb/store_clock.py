@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 
 from txbox.errors import LedgerError
@@ -120,10 +121,15 @@ def response_time(response: Mapping[str, Any]) -> float:
     """
     header = response["ResponseMetadata"].get("HTTPHeaders", {}).get("date", "")
     try:
-        return parsedate_to_datetime(header).timestamp()
+        return _seconds(header)
     except ValueError as error:
         raise LedgerError(
             f"the answer of DynamoDB has no time in it (its Date header is {header!r}), and leases are reckoned by it; "
             "have whatever is in between pass the header on",
             permanent=True,
         ) from error
+
+
+@lru_cache(maxsize=8)  # the responses of one second have the same
+def _seconds(header: str) -> float:
+    return parsedate_to_datetime(header).timestamp()

@@ -98,6 +98,26 @@ def test_a_lease_for_which_no_thread_can_be_started_is_not_renewals_for_ever(
     assert not renewer._schedule._renewals
 
 
+def test_the_thread_is_woken_only_for_a_lease_that_is_due_before_it_looks_again(
+    ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = renewer._Schedule()
+    monkeypatch.setattr(renewer, "_schedule", schedule)
+    monkeypatch.setattr(renewer, "IDLE_SECONDS", 0)
+    woken: list[None] = []
+    notify = schedule._changed.notify
+    monkeypatch.setattr(schedule._changed, "notify", lambda: (woken.append(None), notify()))
+    first, other = (acquired(ledger, name, lease_seconds=LONG) for name in ("first", "other"))
+    with LeaseRenewer(ledger).renewing(first):
+        wait_until(lambda: schedule._wakes_at > 0, "the thread waits")
+        with LeaseRenewer(ledger).renewing(other):
+            assert not woken
+        with LeaseRenewer(ledger).renewing(acquired(ledger, "short", lease_seconds=LEASE)):
+            assert len(woken) == 1
+    with schedule._changed:
+        notify()  # otherwise the thread stays as long as the longest lease would have
+
+
 def test_a_handler_slower_than_its_lease_runs_once_and_keeps_others_out(engine: Engine, ledger: PostgresLedger) -> None:
     runs: list[str] = []
 

@@ -12,7 +12,7 @@ from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 
 from support.txbox.leases import Store, acquired
-from txbox import InvalidConfiguration, LeaseLost, LedgerError, Mismatch, ResultNotStored
+from txbox import InvalidConfiguration, LeaseLost, LedgerError, Mismatch, ResultNotStored, idempotent
 from txbox.leases import LeaseState
 from txbox_aws.dynamodb import DynamoDBLedger
 from txbox_aws.dynamodb.items import typed
@@ -100,6 +100,21 @@ def test_a_completed_message_is_told_by_a_read_to_who_asks_first(dynamodb: Any, 
     assert reads == [True]
     assert fresh.acquire("m2").state is LeaseState.ACQUIRED
     assert calls == ["GetItem", "UpdateItem"]
+    client.close()
+
+
+def test_a_lease_costs_two_requests_and_a_duplicate_one(aws: LocalAws, store: Store) -> None:
+    client: Any = boto3.client("dynamodb", endpoint_url=aws.endpoint_url)
+    calls: list[str] = []
+    client.meta.events.register("before-call.dynamodb.*", lambda model, **_: calls.append(model.name))
+    ledger = DynamoDBLedger("mailing", table=store.arguments["table"], client=client)
+    send = idempotent(lambda message_id: f"sent {message_id}", ledger=ledger, identify=lambda message_id: message_id)
+    seen = []
+    for message_id in ("m1", "m2", "m2"):
+        calls.clear()
+        send(message_id)
+        seen.append(tuple(calls))
+    assert seen == [("GetItem", "UpdateItem", "UpdateItem"), ("UpdateItem", "UpdateItem"), ("UpdateItem",)]
     client.close()
 
 

@@ -18,11 +18,11 @@ from txbox_local import LocalAws
 
 pytestmark = pytest.mark.chaos
 
-ACQUIRE = b"if_not_exists(#fence"
-RENEW = b'"SET #expires_at = :expires_at, #asked_at'
-COMPLETE = b"SET #completed_at"
-RELEASE = b"#failures + :failed"
-FORGET = b"#failures = :zero"
+ACQUIRE = b"if_not_exists(fence"
+RENEW = b'"SET expires_at = :expires_at, asked_at'
+COMPLETE = b"SET completed_at"
+RELEASE = b"failures + :failed"
+FORGET = b"failures = :zero"
 
 
 @pytest.fixture
