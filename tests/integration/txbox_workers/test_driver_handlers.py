@@ -23,6 +23,7 @@ from txbox_workers.postgres import PostgresWorker
 from txbox_workers.worker import Worker
 
 if TYPE_CHECKING:
+    import psycopg as elsewhere
     from psycopg import Connection as Somewhere
 
 APPLY = "INSERT INTO effect (message_id, body) VALUES (%s, %s)"
@@ -329,7 +330,7 @@ def takes_a_server_cursor(cursor: psycopg.ServerCursor, message: Message) -> Non
 def takes_what_is_not_there(connection: "Somewhere", message: Message) -> None: ...
 
 
-def takes_what_may_be_a_connection(connection: "elsewhere.Connection", message: Message) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def takes_what_may_be_a_connection(connection: "elsewhere.Connection", message: Message) -> None: ...
 
 
 @pytest.mark.parametrize(

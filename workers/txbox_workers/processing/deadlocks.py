@@ -3,8 +3,8 @@
 ``ConflictRetries`` runs such a transaction again after a pause, with all of its messages. A worker that loses much of
 its time in this way changes its transaction mode, see ``transaction_modes``.
 
-Transactions in mode SERIAL take an advisory lock, which is requested together with BEGIN. A worker that does not get
-the lock in time begins without it.
+Transactions in mode SERIAL take an advisory lock once they have recorded their messages. One that does not get it in
+time is rolled back, and begins again without it.
 """
 
 import time
