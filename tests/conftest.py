@@ -24,7 +24,7 @@ from sqlalchemy import Engine, QueuePool, create_engine, make_url
 
 from support.postgres.engines import NO_HSTORE
 from support.postgres.schemas import Schemas
-from support.postgres.tcp_proxy import TcpProxy
+from support.postgres.tcp_proxy import CountingProxy
 from support.waiting import wait_until
 from txbox_local import LocalAws, LocalPostgres
 
@@ -171,15 +171,15 @@ def engine(schema_url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def proxy(schema_url: str) -> Iterator[TcpProxy]:
-    """A proxy in front of Postgres."""
+def proxy(schema_url: str) -> Iterator[CountingProxy]:
+    """A proxy in front of Postgres, which counts what goes there."""
     url = make_url(schema_url)
-    with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
+    with CountingProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def proxied(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
+def proxied(schema_url: str, proxy: CountingProxy) -> Iterator[Engine]:
     """An engine whose connections pass through the proxy."""
     engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=10, **NO_HSTORE)
     yield engine

@@ -55,7 +55,7 @@ class Feed:
         _say(deliveries=len(self.deliveries))
 
     def wait_for(self, worker: Any) -> None:
-        """Wait until a worker of txbox has an outcome for each delivery."""
+        """Wait until a worker of txbox has an outcome for each delivery. A hook would cost each one."""
         while sum(worker.counts.values()) < len(self.deliveries):
             time.sleep(0.005)
         self.end()

@@ -1,7 +1,7 @@
 """The round trips and statements of publishing."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
@@ -19,13 +19,6 @@ PREPARES = 5
 
 WARM = 7
 """So often a statement runs before its round trips are counted: drivers prepare it, and ask for its types."""
-
-
-@pytest.fixture
-def proxy(schema_url: str) -> Iterator[CountingProxy]:
-    url = make_url(schema_url)
-    with CountingProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
-        yield proxy
 
 
 def test_publishing_is_one_round_trip_and_nothing_else(engine: Engine, schema_url: str, proxy: CountingProxy) -> None:

@@ -24,13 +24,6 @@ from txbox.relay.sender import RelayStatements
 
 
 @pytest.fixture
-def proxy(schema_url: str) -> Iterator[CountingProxy]:
-    url = make_url(schema_url)
-    with CountingProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def proxied(schema_url: str, proxy: CountingProxy) -> Iterator[Engine]:
     engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=1, max_overflow=0)
     yield engine
