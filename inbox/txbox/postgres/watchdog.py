@@ -109,8 +109,28 @@ def _watched(kind: Any) -> type[Any]:
         finally:
             _end_wait(current)
 
-    is_async = issubclass(kind, psycopg.AsyncConnection)
-    return type(kind.__name__, (kind,), {"wait": wait_on_loop if is_async else wait, "__module__": kind.__module__})
+    def commit(self: Any) -> None:
+        if not _is_idle(self):  # a wait for nothing takes as long as any other
+            kind.commit(self)
+
+    def rollback(self: Any) -> None:
+        if not _is_idle(self):
+            kind.rollback(self)
+
+    changed: dict[str, Any] = {"wait": wait, "commit": commit, "rollback": rollback}
+    if issubclass(kind, psycopg.AsyncConnection):
+        changed = {"wait": wait_on_loop}
+    return type(kind.__name__, (kind,), {**changed, "__module__": kind.__module__})
+
+
+def _is_idle(driver: Any) -> bool:
+    """Whether psycopg would find nothing to commit, to roll back, or to refuse."""
+    return (
+        driver.pgconn.transaction_status == TransactionStatus.IDLE
+        and not driver._num_transactions  # noqa: SLF001 - as psycopg itself decides
+        and not driver._tpc  # noqa: SLF001
+        and driver._pipeline is None  # noqa: SLF001
+    )
 
 
 def _begin_wait(driver: Any) -> "_Wait":

@@ -63,6 +63,7 @@ class GuardedTransactions:
         then: Step | None = None,
         after: Sequence[Step] = (),
         guarded: bool = True,
+        lends_connection: bool = True,
     ) -> Iterator[OpenTransaction]:
         """Open one transaction. If the connection breaks, even at COMMIT, raise DatabaseUnavailable.
 
@@ -74,6 +75,7 @@ class GuardedTransactions:
             then: a statement to send with BEGIN; its answer is the transaction's.
             after: statements to send behind that one.
             guarded: code that is not ours runs in it, and must not end it.
+            lends_connection: that code may work with SQLAlchemy's connection, by a session.
 
         Raises:
             TransactionEnded: a handler has ended it or tried to; nothing is committed.
@@ -88,7 +90,7 @@ class GuardedTransactions:
                 with bookkeeping():
                     require_server(connection)
                     opened = OpenTransaction(connection, self._begin(connection, turn, then, after, guarded=guarded))
-                with protect(connection, users) if guarded else nullcontext():
+                with protect(connection, users) if guarded and lends_connection else nullcontext():
                     yield opened
                 if users.end():
                     raise StatementLeftOpen

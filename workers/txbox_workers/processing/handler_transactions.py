@@ -328,7 +328,13 @@ class HandlerTransactions:
         turn = self._turn if self.mode is TransactionMode.SERIAL else None
         opened: OpenTransaction | None = None
         try:
-            with self._transactions.open(turn, then=then, after=after, guarded=self._effect is None) as opened:
+            with self._transactions.open(
+                turn,
+                then=then,
+                after=after,
+                guarded=self._effect is None,
+                lends_connection=self._driver_kind is None,
+            ) as opened:
                 yield opened
         except StepFailed as failure:
             assert self._effect is not None  # noqa: S101 - for the type checker: only an effect has steps

@@ -43,11 +43,11 @@ class ConnectionUsers:
 
     def attach(self, connection: Connection) -> None:
         """Note what a connection is used for from now on; ``watch`` must have been given its engine."""
-        connection.execution_options(**{_USERS: self})
+        vars(connection)[_USERS] = self  # five times as fast as ``execution_options``, which tells the dialect
 
     def detach(self, connection: Connection) -> None:
         """Let anyone use an open connection, even after the end: its owner goes on with it."""
-        connection.execution_options(**{_USERS: None})
+        vars(connection).pop(_USERS, None)
 
     def end(self) -> bool:
         """Refuse all later use, except by this thread or task.
@@ -230,7 +230,7 @@ def _note_rollback(connection: Connection) -> None:
 
 
 def _users_of(connection: Connection) -> ConnectionUsers | None:
-    users: ConnectionUsers | None = connection.get_execution_options().get(_USERS)
+    users: ConnectionUsers | None = vars(connection).get(_USERS)
     return users
 
 

@@ -38,12 +38,12 @@ def protect(connection: Connection, users: ConnectionUsers) -> Iterator[None]:
     ``users`` tracks the block: when it ends, what is still under way is known, and nothing more can begin.
     """
     users.attach(connection)
-    connection.execution_options(**{_PROTECTED: True})
+    vars(connection)[_PROTECTED] = True
     try:
         yield
     finally:
         users.end()
-        connection.execution_options(**{_PROTECTED: False})
+        vars(connection)[_PROTECTED] = False
 
 
 def refuse_aborted(connection: Connection) -> None:
@@ -102,7 +102,7 @@ def _refuse_commit_as_sql(
 
 def _is_protected(connection: Connection) -> bool:
     """Whether this is the protected connection; a handler may open and commit others of the same engine."""
-    return bool(connection.get_execution_options().get(_PROTECTED))
+    return bool(vars(connection).get(_PROTECTED))
 
 
 def ends_transaction(sql: str) -> bool:
