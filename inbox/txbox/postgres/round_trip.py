@@ -20,8 +20,7 @@ https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -87,7 +86,7 @@ class Step:
 
     def __post_init__(self) -> None:
         # libpq silently ends a text at its first NUL.
-        if any(value is not None and b"\0" in value for value in self.values or ()):
+        if self.values and any(value is not None and b"\0" in value for value in self.values):
             raise ValueError("a NUL character, which Postgres cannot keep")
 
 
@@ -147,10 +146,12 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
     driver = driver_of(connection)
     pgconn = driver.pgconn
     prepared = _prepared.setdefault(driver, set()) if driver.prepare_threshold is not None else None
-    encoding = driver.info.encoding
-    if encoding not in _AS_UTF8:
+    encoding = "utf-8"
+    if pgconn.parameter_status(b"client_encoding") != b"UTF8" and (encoding := driver.info.encoding) not in _AS_UTF8:
         steps = [_encoded(step, encoding) for step in steps]
-    with _locked(driver):
+    lock = driver.lock  # which psycopg's own cursors take, too
+    _waited(driver, lock.acquire())
+    try:
         pgconn.enter_pipeline_mode()
         asked: list[tuple[Statement, bool]] = []  # for each answer: its statement, and whether it is only to the Parse
         for step in steps:
@@ -171,6 +172,8 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
         finally:  # also if it is cancelled: psycopg then has the server stop, and reads everything it still sends
             if not driver.closed:
                 _leave_pipeline(pgconn)
+    finally:
+        lock.release()
     results: list[Any] = []
     for answer, (statement, is_parse) in zip(answers, asked, strict=False):  # after a fatal error, some are missing
         if answer.status not in _DONE:
@@ -215,16 +218,6 @@ def rows_of(connection: Connection, result: Any) -> list[tuple[Any, ...]]:
     reader.set_pgresult(result)
     rows: list[tuple[Any, ...]] = reader.load_rows(0, result.ntuples, tuple)
     return rows
-
-
-@contextmanager
-def _locked(driver: Any) -> Iterator[None]:
-    """Take the lock that psycopg's own cursors take, on a sync or an async connection."""
-    _waited(driver, driver.lock.acquire())
-    try:
-        yield
-    finally:
-        driver.lock.release()
 
 
 def _waited(driver: Any, result: Any) -> Any:

@@ -88,7 +88,8 @@ def note_pooler(driver: Any, server: int) -> None:
 @cache
 def _watched(kind: Any) -> type[Any]:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = _begin_wait(self)
+        current = _Wait(self)
+        _watchdog.begin(current)
         try:
             return kind.wait(self, *args, **kwargs)
         except psycopg.Error as error:
@@ -99,7 +100,8 @@ def _watched(kind: Any) -> type[Any]:
             _end_wait(current)
 
     async def wait_on_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = _begin_wait(self)
+        current = _Wait(self)
+        _watchdog.begin(current)
         try:
             return await kind.wait(self, *args, **kwargs)
         except psycopg.Error as error:
@@ -133,12 +135,6 @@ def _is_idle(driver: Any) -> bool:
     )
 
 
-def _begin_wait(driver: Any) -> "_Wait":
-    current = _Wait(driver, driver.__dict__.get(_SECONDS, ANSWER_SECONDS))
-    _watchdog.begin(current)
-    return current
-
-
 def _end_wait(current: "_Wait") -> None:
     driver = current.driver
     _watchdog.end(current)
@@ -147,19 +143,30 @@ def _end_wait(current: "_Wait") -> None:
 
 
 class _Wait:
-    __slots__ = ("answer_seconds", "asked", "began", "driver", "error", "is_bounded", "seconds", "since", "suspected")
+    """One wait; each statement makes one, so it only notes what cannot be found out later."""
 
-    def __init__(self, driver: Any, seconds: float) -> None:
-        limit = bound()
+    __slots__ = ("_limit", "asked", "began", "driver", "error", "since", "suspected")
+
+    def __init__(self, driver: Any) -> None:
         self.driver = driver
-        self.seconds = min(seconds, limit)
-        self.answer_seconds = min(ANSWER_SECONDS, limit)
-        self.is_bounded = limit < inf
+        self._limit = _bound.get()
         self.began = self.since = time.monotonic()
         # We do not ask about the question itself.
         self.suspected = _ASKS in driver.__dict__
         self.asked: float | None = self.since if self.suspected else None
         self.error: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        return min(float(self.driver.__dict__.get(_SECONDS, ANSWER_SECONDS)), self._limit)
+
+    @property
+    def answer_seconds(self) -> float:
+        return min(ANSWER_SECONDS, self._limit)
+
+    @property
+    def is_bounded(self) -> bool:
+        return self._limit < inf
 
     @property
     def pooled(self) -> bool:

@@ -69,10 +69,12 @@ class ConflictRetries:
         runs = 0
         while True:
             runs += 1
-            begun, mode = time.monotonic(), self._selector.mode
+            begun, mode = time.monotonic(), self._selector.begin()
             try:
-                with self._selector.running() as mode:
+                try:
                     done = transaction(deliveries, *args, **kwargs)
+                finally:
+                    self._selector.end(mode)
             except Exception as error:
                 if runs == TRANSACTION_RUNS or not self._may_run_again(error, runs, len(deliveries), mode, begun):
                     raise

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from txbox.errors import StatementLeftOpen, TransactionEnded
 from txbox.postgres.guards.session_binds import bind_to
-from txbox.postgres.guards.transaction_guard import left_in_use, refuse_aborted
+from txbox.postgres.guards.transaction_guard import is_intact, left_in_use, refuse_aborted
 from txbox_workers.handlers import SessionFactory
 
 
@@ -46,13 +46,14 @@ class HandlerSession:
         # rollback_only: session.commit() in a handler flushes and does not end the transaction; session.rollback() does
         # end it, and it is then found inactive.
         self._connection = connection
-        self._driver = connection.connection.dbapi_connection
+        pooled = connection.connection
+        self._dbapi, self._driver = pooled.dbapi_connection, pooled.driver_connection
         self.given = factory(bind=connection, join_transaction_mode="rollback_only")
         bind_to(self.given, connection)
 
     def finish(self) -> None:
         """As ``HandlerConnection``."""
-        if left_in_use(self._connection):
+        if not is_intact(self._driver) and left_in_use(self._connection):
             raise StatementLeftOpen
         if self.given.in_nested_transaction():
             # Closing the session would roll back an open savepoint, yet the message would count as processed. A commit
@@ -60,11 +61,12 @@ class HandlerSession:
             self.given.commit()
         else:
             self.given.flush()
-        refuse_aborted(self._connection)
+        if not is_intact(self._driver):
+            refuse_aborted(self._connection)
 
     def was_closed(self) -> bool:
         """As ``HandlerConnection``."""
-        return _was_closed(self._driver)
+        return _was_closed(self._dbapi)
 
     def close(self) -> None:
         """As ``HandlerConnection``; it would wait for ever for what is left in use."""
@@ -86,7 +88,8 @@ class DriverConnection:
 
     def finish(self) -> None:
         """As ``HandlerConnection``."""
-        refuse_aborted(self._connection)
+        if not is_intact(self._copy):
+            refuse_aborted(self._connection)
 
     def was_closed(self) -> bool:
         """As ``HandlerConnection``."""

@@ -15,8 +15,7 @@ After a while it tries whether less would do. Each time that this fails, it wait
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -59,19 +58,19 @@ class ModeSelector:
         """How to run the next transaction."""
         return self._mode
 
-    @contextmanager
-    def running(self) -> Iterator[TransactionMode]:
-        """Return how to run a transaction, and know that it runs until the context ends."""
+    def begin(self) -> TransactionMode:
+        """Return how to run a transaction; it runs until ``end``."""
         with self._lock:
             mode = self._mode
             self._running[mode] += 1
-        try:
-            yield mode
-        finally:
-            with self._lock:
-                self._running[mode] -= 1
-                if mode is not self._mode and not self._is_mixed():
-                    self._measured = _Measurement(self._clock())
+            return mode
+
+    def end(self, mode: TransactionMode) -> None:
+        """Note that a transaction is over, whatever came of it."""
+        with self._lock:
+            self._running[mode] -= 1
+            if mode is not self._mode and not self._is_mixed():
+                self._measured = _Measurement(self._clock())
 
     def _is_mixed(self) -> bool:
         """Whether transactions still run that began in another mode: they get in the way of those measured."""

@@ -19,6 +19,7 @@ https://www.postgresql.org/docs/current/sql-declare.html
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -45,6 +46,7 @@ CLOSE_GUARD = Statement.of("CLOSE txbox_guard", has_plan=False)
 
 COMMIT = Statement.of("COMMIT", has_plan=False)
 
+_DECLARE, _CLOSE_AND_COMMIT = [Step(DECLARE_GUARD)], [Step(CLOSE_GUARD), Step(COMMIT)]
 _BACKEND_PID = Step(Statement.of(SERVER.backend_pid, has_plan=False))
 
 
@@ -71,7 +73,7 @@ def begin(
         psycopg.Error: it could not be begun, or one of the steps failed.
         PreparedLost: run the transaction again.
     """
-    every = [*([Step(DECLARE_GUARD)] if guarded else []), *steps]
+    every = [*_DECLARE, *steps] if guarded else [*steps]
     try:
         results = begin_with(connection, *every, *([] if then is None else [then, *after]))
     except StepFailed as failure:
@@ -96,7 +98,7 @@ def begin_with(connection: Connection, *steps: Step, level: psycopg.IsolationLev
     """
     driver: Any = connection.connection.driver_connection
     begun = driver.pgconn.transaction_status == TransactionStatus.INTRANS
-    first = [] if begun else [Step(_begin(driver, level))]
+    first = [] if begun else [_begin(level or driver.isolation_level, driver.read_only, driver.deferrable)]
     every = [*first, *steps]
     try:
         try:
@@ -136,9 +138,8 @@ def commit(connection: Connection, *steps: Step, guarded: bool = True) -> list[A
         TransactionEnded: this is another transaction. Nothing is committed.
         psycopg.Error: it cannot be committed, or it is unknown whether it was.
     """
-    closing = [Step(CLOSE_GUARD)] if guarded else []
     try:
-        return run_steps(connection, [*steps, *closing, Step(COMMIT)])[: len(steps)]
+        return run_steps(connection, [*steps, *_CLOSE_AND_COMMIT[not guarded :]])[: len(steps)]
     except StepFailed as failure:
         if failure.number < len(steps):
             raise
@@ -220,16 +221,17 @@ def is_refused_commit(error: BaseException) -> bool:
     )
 
 
-def _begin(driver: Any, level: psycopg.IsolationLevel | None) -> Statement:
-    """Return BEGIN with the connection's own settings, such as those that SQLAlchemy's ``isolation_level`` set."""
+@cache
+def _begin(level: int | None, read_only: bool | None, deferrable: bool | None) -> Step:  # noqa: FBT001 - psycopg's
+    """Return BEGIN with a connection's own settings, such as those that SQLAlchemy's ``isolation_level`` set."""
     parts = ["BEGIN"]
-    if (level := level or driver.isolation_level) is not None:
+    if level is not None:
         parts.append(f"ISOLATION LEVEL {psycopg.IsolationLevel(level).name.replace('_', ' ')}")
-    if driver.read_only is not None:
-        parts.append("READ ONLY" if driver.read_only else "READ WRITE")
-    if driver.deferrable is not None:
-        parts.append("DEFERRABLE" if driver.deferrable else "NOT DEFERRABLE")
-    return Statement.of(" ".join(parts), has_plan=False)
+    if read_only is not None:
+        parts.append("READ ONLY" if read_only else "READ WRITE")
+    if deferrable is not None:
+        parts.append("DEFERRABLE" if deferrable else "NOT DEFERRABLE")
+    return Step(Statement.of(" ".join(parts), has_plan=False))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

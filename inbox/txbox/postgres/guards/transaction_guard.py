@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, event
 
@@ -63,6 +64,21 @@ def refuse_aborted(connection: Connection) -> None:
             raise TransactionAborted
         case TransactionStatus.IDLE:
             raise TransactionEnded
+
+
+def is_intact(driver: Any) -> bool:
+    """Whether psycopg's connection is in a transaction in which no statement has failed, and not in use.
+
+    False may also mean that it is another driver's. This asks no more than each message's handler needs.
+    """
+    if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        return False
+    pgconn = driver.pgconn
+    return (
+        pgconn.transaction_status == TransactionStatus.INTRANS
+        and not pgconn.pipeline_status
+        and not driver.lock.locked()
+    )
 
 
 def is_ended(connection: Connection) -> bool:

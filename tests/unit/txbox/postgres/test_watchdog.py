@@ -19,7 +19,7 @@ def test_the_thread_looks_while_something_waits_and_sleeps_otherwise(monkeypatch
     watching = watchdog._Watchdog()
     monkeypatch.setattr(watching, "_check", lambda: looks.append(set(watching._waits)))
     for _ in range(2):
-        wait = watchdog._Wait(Driver(), 5)
+        wait = watchdog._Wait(Driver())
         watching.begin(wait)
         before = len(looks)
         wait_until(lambda before=before: len(looks) > before + 2)

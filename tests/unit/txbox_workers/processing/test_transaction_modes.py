@@ -44,13 +44,15 @@ class Story:
         self._calm = 0.0
 
     def commits(self, seconds: float, *, messages: int = 1) -> ConflictReport | None:
-        with self.selector.running() as mode:
-            self.now += seconds
+        mode = self.selector.begin()
+        self.now += seconds
+        self.selector.end(mode)
         return self.selector.committed(mode, messages)
 
     def meets(self, seconds: float = STALL_SECONDS) -> ConflictReport | None:
-        with self.selector.running() as mode:
-            self.now += seconds
+        mode = self.selector.begin()
+        self.now += seconds
+        self.selector.end(mode)
         return self.selector.conflicted(mode, DEADLOCK, "stock", seconds)
 
     def lives(self, world: World, seconds: float, *, step: float = 0.05) -> int:
@@ -156,13 +158,14 @@ def test_when_the_conflicts_are_over_everything_is_as_before() -> None:
 
 def test_what_began_in_another_mode_says_nothing_about_this_one() -> None:
     story = Story()
-    with story.selector.running() as mode:
-        for _ in range(LEAST_CONFLICTS):
-            story.meets()
-        assert (mode, story.mode) == (BATCH, HALVES)
-        for _ in range(200):
-            story.commits(0.5)
-        assert story.mode is HALVES, "it may still be in the way"
+    mode = story.selector.begin()
+    for _ in range(LEAST_CONFLICTS):
+        story.meets()
+    assert (mode, story.mode) == (BATCH, HALVES)
+    for _ in range(200):
+        story.commits(0.5)
+    assert story.mode is HALVES, "it may still be in the way"
+    story.selector.end(mode)
     story.selector.conflicted(mode, DEADLOCK, "stock", 100.0)
     for _ in range(30):
         story.commits(0.5)
