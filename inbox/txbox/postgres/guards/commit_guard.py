@@ -222,7 +222,7 @@ def is_refused_commit(error: BaseException) -> bool:
 
 
 @cache
-def _begin(level: int | None, read_only: bool | None, deferrable: bool | None) -> Step:  # noqa: FBT001 - psycopg's
+def _begin(level: int | None, read_only: bool | None, deferrable: bool | None) -> Step:
     """Return BEGIN with a connection's own settings, such as those that SQLAlchemy's ``isolation_level`` set."""
     parts = ["BEGIN"]
     if level is not None:
