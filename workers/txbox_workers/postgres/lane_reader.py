@@ -10,7 +10,15 @@ from sqlalchemy import Connection, Engine
 
 from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
 from txbox.postgres.transactions import driver_cursor, end_session
-from txbox.relay.poller import AWAKE_SECONDS, POLL_SECONDS, Listener, MessageFinder, PollResult
+from txbox.relay.poller import (
+    AWAKE_SECONDS,
+    NEXT_POLL_SECONDS,
+    NEXT_SECONDS,
+    POLL_SECONDS,
+    Listener,
+    MessageFinder,
+    PollResult,
+)
 from txbox.relay.sender import RelayStatements, array
 from txbox_workers.postgres.backlog import LaneOrigin, WaitingMessage
 from txbox_workers.postgres.statements import LaneStatements
@@ -31,7 +39,7 @@ BEGUN_AHEAD = 2_000
 class LaneReader:
     def __init__(self, engine: Engine, statements: LaneStatements, relay: RelayStatements, lanes: range) -> None:
         self._statements = statements
-        self._find_at = self._awake_until = self._drain_at = -math.inf
+        self._find_at = self._awake_until = self._single_at = self._drain_at = -math.inf
         self._begun_to: dict[int, int] = {}
         self._begin = Step(Statement.of("BEGIN ISOLATION LEVEL READ COMMITTED", has_plan=False))
         self._commit = Step(Statement.of("COMMIT", has_plan=False))
@@ -60,6 +68,7 @@ class LaneReader:
         found = self._finder.find()
         if found.fresh or found.woken:
             self._awake_until = now + AWAKE_SECONDS
+            self._single_at = now if found.messages == 1 else -math.inf
         idle = min(IDLE_SECONDS, max(self._finder.due_in_seconds, POLL_SECONDS))
         self._find_at = now + (FIND_SECONDS if now < self._awake_until else idle)
         return found
@@ -70,7 +79,7 @@ class LaneReader:
         """Wait until it is worth looking again."""
         now = time.monotonic()
         if now < self._awake_until:
-            wake.wait(POLL_SECONDS)
+            wake.wait(NEXT_POLL_SECONDS if now < self._single_at + NEXT_SECONDS else POLL_SECONDS)
             self._find_at = -math.inf
             return
         seconds = min(self._find_at, deadline, due) - now
