@@ -12,6 +12,7 @@ ONCE = [
     Peer("txbox PostgresWorker, SqlEffect", "txbox_worker", "postgres effect", 20_000),
     Peer("pg-boss, transactional, sets of 100", "pg_boss.mjs", "", 12_000),
     Peer("psycopg by hand, tens, sorted", "hand", "tens", 12_000),
+    Peer("txbox cursor handler, batches of ten", "txbox_worker", "cursors", 9_000),
     Peer("txbox handler, batches of ten", "txbox_worker", "each", 5_000),
     Peer("psycopg by hand, a transaction each", "hand", "single", 4_000),
     Peer("graphile-worker with a record", "graphile_worker.mjs", "record", 3_000),
@@ -19,6 +20,7 @@ ONCE = [
     Peer("txbox AsyncWorker", "txbox_worker", "async", 3_000),
     Peer("SQLAlchemy Session by hand", "hand", "session", 2_000),
     Peer("River, JobCompleteTx", "river", "tx", 2_000),
+    Peer("txbox cursor handler, a transaction each", "txbox_worker", "cursor", 2_500),
     Peer("txbox handler, a transaction each", "txbox_worker", "message", 1_700),
     Peer("txbox PostgresWorker, handler", "txbox_worker", "postgres message", 1_700),
     Peer("procrastinate with a record", "procrastinate_worker", "", 500),
@@ -28,6 +30,12 @@ TWICE = [
     Peer("River, 2,000 workers", "river", "", 7_000, once=False),
     Peer("graphile-worker", "graphile_worker.mjs", "", 4_000, once=False),
     Peer("pgqueuer", "pgqueuer_worker", "", 3_500, once=False),
+]
+HOT_ACCOUNTS = 1_000
+HOT = [
+    Peer("txbox handler with locks=, hot rows", "txbox_worker", "each locks", 4_000, accounts=HOT_ACCOUNTS),
+    Peer("txbox handler, hot rows", "txbox_worker", "each", 4_000, accounts=HOT_ACCOUNTS),
+    Peer("SQLAlchemy Session by hand, hot rows", "hand", "session", 2_000, accounts=HOT_ACCOUNTS),
 ]
 RELAYS = [
     Peer("txbox Relay", "relay", "txbox", 60_000, once=None),
@@ -56,6 +64,7 @@ def tables(run: Run) -> list[Table]:
     found = [
         ("applied, exactly once", ONCE, None),
         ("applied, duplicates twice", TWICE, None),
+        (f"applied, exactly once, over {HOT_ACCOUNTS:,} accounts", HOT, HOT[-1].key),
         ("relayed from an outbox", RELAYS, RELAYS[1].key),
         ("leases, from a store without latency", LEASES, LEASES[1].key),
     ]

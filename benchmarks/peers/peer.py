@@ -41,6 +41,7 @@ class Peer(NamedTuple):
         variant: of the program.
         per_second: about what it reaches here: decides how many messages a measurement has.
         once: whether the effect is exactly once; None: there is no effect.
+        accounts: how many rows the effects are spread over.
     """
 
     key: str
@@ -48,6 +49,7 @@ class Peer(NamedTuple):
     variant: str
     per_second: int
     once: bool | None = True
+    accounts: int = ACCOUNTS
 
     @property
     def command(self) -> list[str]:
@@ -68,8 +70,10 @@ class Peer(NamedTuple):
         count = round(self.per_second * run.options["seconds"])
         with _fresh_database(run) as database:
             repeats = self.once is not None
-            database.reset(accounts=ACCOUNTS)
-            database.execute(FEED.format(schema="txbox_benchmark", accounts=ACCOUNTS, count=count, repeats=repeats))
+            database.reset(accounts=self.accounts)
+            database.execute(
+                FEED.format(schema="txbox_benchmark", accounts=self.accounts, count=count, repeats=repeats)
+            )
             try:
                 about, sample = self._watched(database)
             except _LeftOut as reason:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import psycopg
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
@@ -11,7 +12,7 @@ from sqlalchemy.orm import Session
 from benchmarks.consumer.deliveries import PreparedSource
 from benchmarks.coroutines.benchmark import add_awaited
 from benchmarks.peers.feed import SCHEMA, Feed, wait_for_the_end
-from benchmarks.shared.database import SUBSCRIBER
+from benchmarks.shared.database import AMOUNT, SUBSCRIBER
 from benchmarks.shared.effects import EFFECT, add_to, add_to_all
 from txbox import AsyncInbox, Inbox, Message
 from txbox.messages.destinations import INBOX
@@ -27,6 +28,16 @@ def handle(session: Session, message: Message) -> None:
     add_to(session, int(message.body))
 
 
+def handle_by_cursor(cursor: psycopg.Cursor[Any], message: Message) -> None:
+    """Apply one message at the driver's level."""
+    cursor.execute(ADD, (AMOUNT, int(message.body)))
+
+
+def account_of(message: Message) -> int:
+    """Name the row that a message locks."""
+    return int(message.body)
+
+
 def handle_all(session: Session, messages: list[Message]) -> None:
     """Apply a batch."""
     add_to_all(session, (int(message.body) for message in messages))
@@ -36,13 +47,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "effect": {"effect": EFFECT, "batch_size": 100},
     "batch": {"batch_handler": handle_all, "batch_size": 100},
     "each": {"handler": handle},
+    "each locks": {"handler": handle, "locks": account_of},
+    "cursors": {"handler": handle_by_cursor, "locks": account_of},
     "message": {"handler": handle, "transactions": "message"},
+    "cursor": {"handler": handle_by_cursor, "transactions": "message"},
 }
+ADD = f"UPDATE {SCHEMA}.account SET balance = balance + %s WHERE account_id = %s"
 
 
 def run_worker(feed: Feed, url: str) -> None:
     """Work with threads, over memory or, where the variant begins with "postgres", over the outbox."""
-    road, _, form = feed.variant.rpartition(" ")
+    form = feed.variant.removeprefix("postgres ")
+    road = form != feed.variant
     options = dict(OPTIONS[form])
     engine = create_engine(url, pool_size=feed.connections, max_overflow=4)
     options |= {"inbox": Inbox(SUBSCRIBER, schema=SCHEMA), "engine": engine, "threads": feed.connections}
