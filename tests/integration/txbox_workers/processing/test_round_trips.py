@@ -1,12 +1,11 @@
 """What a message costs, counted at the server's door: round trips, and statements."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine, make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -21,20 +20,6 @@ from txbox_workers.memory_source import MemorySource
 ON_ONE = "UPDATE account SET balance = balance + 1 WHERE account_id = 1"
 WARM = 8
 """So often something runs before it is counted: connections are made, and statements prepared."""
-
-
-@pytest.fixture
-def proxy(schema_url: str) -> Iterator[CountingProxy]:
-    url = make_url(schema_url)
-    with CountingProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxied(schema_url: str, proxy: CountingProxy) -> Iterator[Engine]:
-    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_use_lifo=True)
-    yield engine
-    engine.dispose()
 
 
 def deliver(number: int, count: int) -> list[Delivery]:
