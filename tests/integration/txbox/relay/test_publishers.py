@@ -226,7 +226,12 @@ def test_a_kind_without_a_publisher_waits_and_says_so(
 @BOTH_KINDS
 def test_a_busy_destination_leaves_others_their_turn(engine: Engine, start_relay: StartRelay) -> None:
     order: list[str] = []
-    broker = RecordingPublisher(before=lambda messages: order.append(messages[0].destination))
+
+    def send(messages: Sequence[OutboxMessage]) -> None:
+        order.append(messages[0].destination)
+        time.sleep(0.01)  # sixty of them take longer than another sender needs to start on a busy machine
+
+    broker = RecordingPublisher(before=send)
     publish(engine, *numbered(3_000, to="own:busy"), *numbered(1, to="own:quiet"))
     start_relay(broker, senders=1, batch_size=50)
     broker.wait_for(3_001)
