@@ -99,11 +99,15 @@ def _watched(kind: Any) -> type[Any]:
         finally:
             _end_wait(current)
 
-    async def wait_on_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+    async def wait_on_loop(self: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         current = _Wait(self)
         _watchdog.begin(current)
         try:
-            return await kind.wait(self, *args, **kwargs)
+            self.pgconn.socket  # noqa: B018 - raises if the connection is closed, before anything is sent
+            begun = _Begun(generator)
+            if begun.is_over:  # psycopg would let the loop run now and then; see _Begun
+                return begun.result
+            return await kind.wait(self, begun, *args, **kwargs)
         except psycopg.Error as error:
             if current.error is not None:
                 raise psycopg.OperationalError(current.error) from error
@@ -123,6 +127,28 @@ def _watched(kind: Any) -> type[Any]:
     if issubclass(kind, psycopg.AsyncConnection):
         changed = {"wait": wait_on_loop}
     return type(kind.__name__, (kind,), {**changed, "__module__": kind.__module__})
+
+
+class _Begun:
+    """A generator of psycopg's whose first step is done, which is all that many have: a rollback of nothing, a setting.
+
+    After those, psycopg lets the event loop run if nothing did for five milliseconds. A cancellation that came meanwhile
+    would hit SQLAlchemy while it takes the connection back into the pool, where its place would be lost for good.
+    """
+
+    __slots__ = ("_first", "_generator", "is_over", "result", "send")
+
+    def __init__(self, generator: Any) -> None:
+        self.is_over, self.result, self._first = False, None, None
+        try:
+            self._first = next(generator)
+        except StopIteration as ended:
+            self.is_over, self.result = True, ended.value
+        self._generator, self.send = generator, generator.send
+
+    def __next__(self) -> Any:
+        first, self._first = self._first, None
+        return next(self._generator) if first is None else first
 
 
 def _is_idle(driver: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy
+from psycopg import waiting
 from sqlalchemy import URL, Engine
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -131,6 +132,8 @@ def test_a_run_is_cancelled_at_each_await_of_a_batch(
     no_threads: None,
     kind: str,
 ) -> None:
+    # psycopg lets the loop run between two calls only if it has been busy for a while: let it be busy always.
+    monkeypatch.setattr(waiting, "MAX_BUSY_TIME", 0.0, raising=False)
     caplog.set_level(logging.WARNING)
     options: dict[str, Any] = {"inbox": AsyncInbox("billing", wait_seconds=0.2), "backoff": AT_ONCE, "concurrency": 2}
     if kind == "ledger":
