@@ -86,6 +86,7 @@ class PrefetchBuffer:
         self._behind: dict[str, deque[Waiting]] = {}  # what waits for a busy group, by group
         self._bytes = 0
         self._held = 0
+        self._wanted = 0  # the room that threads wait for
         self._measured_since = time.monotonic()
         self._settled = 0
         self._allowed = least if self._wait_seconds is not None else prefetch
@@ -100,11 +101,17 @@ class PrefetchBuffer:
                     self._room.wait(CHECK_SECONDS)
                 elif self._has_room(count):
                     self._held += count
-                    self._room.notify()
+                    self._note_room()
                     return True
                 else:
+                    self._wanted = count
                     self._room.wait()
             return False
+
+    def _note_room(self) -> None:
+        """Wake a thread that receives, if it would find what it waits for."""
+        if self._has_room(self._wanted):
+            self._room.notify()
 
     def _has_room(self, count: int) -> bool:
         fits = self._held + count <= min(self._allowed, self._prefetch)
@@ -129,7 +136,7 @@ class PrefetchBuffer:
             if settled and self._wait_seconds is not None:
                 self._settled += count
                 self._measure(self._wait_seconds)
-            self._room.notify()
+            self._note_room()
 
     def _measure(self, wait_seconds: float) -> None:
         elapsed = time.monotonic() - self._measured_since
@@ -182,7 +189,7 @@ class PrefetchBuffer:
             batch.append(waiting)
             self._bytes -= len(waiting.delivery.body)
         if batch:
-            self._room.notify()  # there may have been too many bytes
+            self._note_room()  # there may have been too many bytes
             if self._ready:
                 self._arrivals.notify()
         return batch
@@ -205,7 +212,7 @@ class PrefetchBuffer:
                 back.extend(one for one in self._ready if self._group(one.delivery) in blocked)
                 self._ready = deque(one for one in self._ready if self._group(one.delivery) not in blocked)
             self._bytes -= sum(len(waiting.delivery.body) for waiting in back)
-            self._room.notify()
+            self._note_room()
             if self._ready:
                 self._arrivals.notify()
         return back
