@@ -90,24 +90,28 @@ def test_what_messages_cost(
     assert business.balance() == WARM * messages
 
 
+@pytest.mark.parametrize("messages", [1, 10])
 @pytest.mark.parametrize("handler", [awaited, by_async_cursor], ids=["session", "cursor"])
-def test_coroutines_cost_as_much(business: Business, schema_url: str, proxy: CountingProxy, handler: Any) -> None:
+def test_coroutines_cost_as_much(
+    business: Business, schema_url: str, proxy: CountingProxy, handler: Any, messages: int
+) -> None:
     source = MemorySource()
+    options: dict[str, Any] = {"concurrency": 1, "batch_size": messages, "gather_seconds": 10 if messages > 1 else 0}
 
     async def main() -> tuple[int, int]:
         engine = create_async_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=1)
-        async with AsyncWorker(source, inbox=AsyncInbox("billing"), engine=engine, handler=handler, concurrency=1):
+        async with AsyncWorker(source, inbox=AsyncInbox("billing"), engine=engine, handler=handler, **options):
             for number in range(WARM):
                 packets, sent = proxy.packets, proxy.statements
-                for one in deliver(number, 1):
+                for one in deliver(number, messages):
                     source.send(one.message)
                 assert await asyncio.to_thread(source.wait_until_empty, 20)
             spent = proxy.packets - packets, proxy.statements - sent
         await engine.dispose()
         return spent
 
-    assert asyncio.run(main()) == (3, BEGUN + 1 + ENDED)
-    assert business.balance() == WARM
+    assert asyncio.run(main()) == (messages + 2, BEGUN + messages + ENDED)
+    assert business.balance() == WARM * messages
 
 
 @pytest.mark.parametrize("how", [{"handler": by_session}, {"effect": IN_SQL}], ids=["handler", "SQL"])
