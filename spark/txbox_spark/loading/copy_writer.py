@@ -30,11 +30,8 @@ from typing import ClassVar
 import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
 
 from txbox import TxboxError
-from txbox.postgres.engines import open_engine
-from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
 from txbox.status.bulk_loads import run_lock
 from txbox.tracing import Tracing
@@ -43,6 +40,7 @@ from txbox_spark.loading.ledger import LoadLedger, Run, Totals
 from txbox_spark.loading.writer import RowCounts
 from txbox_spark.merging.chunk_merger import ChunkHeld, begin_chunk, claim_chunk, merge_chunk, settle_processed_chunk
 from txbox_spark.merging.chunk_ranges import chunk_groups, chunk_range, partition_by_chunk
+from txbox_spark.merging.chunk_sessions import open_sessions
 from txbox_spark.merging.chunk_stream import ChunkStream
 from txbox_spark.merging.event_copier import copy_events
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
@@ -231,16 +229,18 @@ class CopyTask:
         numbers = None if self.groups is None else sorted(set(self.groups))
         bounds = self.bounds if numbers is None else [self.bounds[first - 1] for first in numbers[1:]]
         stream = ChunkStream(batches, bounds, numbers)
-        # Each chunk has its own session, so that nothing the caller's statements leave in one reaches the next chunk.
-        engine = guard(open_engine(self.url, poolclass=NullPool))
         sizer = MergeSizer(self.plan.lock_seconds, self.plan.most_chunks)
-        while (chunk := stream.next_chunk()) is not None:
-            began_ns = time.time_ns()
-            ended = self.merge(engine, chunk, stream, sizer)
-            failed = ended if isinstance(ended, FailedChunk) else None
-            error, transient = (None, False) if failed is None else (failed.error, failed.transient)
-            few = ended.as_json() if isinstance(ended, TriedIds) else None
-            yield TriedChunk(chunk, began_ns, time.time_ns(), error, transient, few)
+        engine = open_sessions(self.url, self.plan.apply)
+        try:
+            while (chunk := stream.next_chunk()) is not None:
+                began_ns = time.time_ns()
+                ended = self.merge(engine, chunk, stream, sizer)
+                failed = ended if isinstance(ended, FailedChunk) else None
+                error, transient = (None, False) if failed is None else (failed.error, failed.transient)
+                few = ended.as_json() if isinstance(ended, TriedIds) else None
+                yield TriedChunk(chunk, began_ns, time.time_ns(), error, transient, few)
+        finally:
+            engine.dispose()
 
     def merge(
         self, engine: Engine, chunk: int, stream: ChunkStream, sizer: MergeSizer
@@ -279,7 +279,8 @@ class CopyTask:
                     return None
                 tried = None if self.tried is None else self.tried[chunk]
                 merged = merge_chunk(connection, self.plan, chunk, ids, counts, tried=tried)
-            sizer.merged(1 + last - chunk, time.monotonic() - merged.locked_at)
+            held_seconds = time.monotonic() - merged.locked_at
+            sizer.merged(1 + last - chunk, held_seconds, beside_others=merged.beside_others)
         except (SQLAlchemyError, psycopg.Error, TxboxError) as raised:
             failed = FailedChunk.of(chunk, raised)
             if isinstance(raised, ChunkHeld):

@@ -19,11 +19,8 @@ from typing import Any, ClassVar
 import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import NullPool
 
 from txbox import TxboxError
-from txbox.postgres.engines import open_engine
-from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.sql import unescaped
 from txbox.postgres.sqlstates import UNDEFINED_TABLE, sqlstate
 from txbox.postgres.transactions import short_transaction
@@ -34,6 +31,7 @@ from txbox_spark.loading.staging_table import MAX_PARTITIONS
 from txbox_spark.loading.writer import RowCounts, StagingLost
 from txbox_spark.merging.chunk_merger import begin_chunk, claim_chunk, merge_chunk
 from txbox_spark.merging.chunk_ranges import chunk_range
+from txbox_spark.merging.chunk_sessions import open_sessions
 from txbox_spark.merging.event_copier import copy_what_fits
 from txbox_spark.merging.fresh_event import create_fresh, differing_ids, distinct_staged
 from txbox_spark.merging.merge_plan import ChunkCounts, FailedChunk, MergePlan, MergeSizer
@@ -182,9 +180,7 @@ def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int], *, as_t
     plan = context.plan(run)
     sizer = MergeSizer(plan.lock_seconds, plan.most_chunks)
     active: set[Any] = set()
-    # Each chunk has its own session, as with writer copy, so that nothing the caller's statements leave in one, such as
-    # a setting, reaches the next chunk.
-    sessions = guard(open_engine(context.engine.url, poolclass=NullPool))
+    sessions = open_sessions(context.engine.url, plan.apply, context.parallelism)
 
     def take(after: int | None) -> int | None:
         """Take the next chunk that is left, with ``after`` only if it is the one after that; None if there is none."""
@@ -228,6 +224,8 @@ def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int], *, as_t
             raise
         finally:
             stopping.set()
+            pool.shutdown()
+            sessions.dispose()
 
 
 def _cancel(active: set[Any]) -> None:
@@ -282,7 +280,8 @@ def _merge_chunk(
         if as_texts:
             counts = _copy_texts(connection, plan, chunk, staged, counts)
         merged = merge_chunk(connection, plan, chunk, ids, counts, staged=None if as_texts else staged)
-    sizer.merged(1 + last - chunk, time.monotonic() - merged.locked_at)
+    held_seconds = time.monotonic() - merged.locked_at
+    sizer.merged(1 + last - chunk, held_seconds, beside_others=merged.beside_others)
 
 
 def _copy_texts(connection: Connection, plan: MergePlan, chunk: int, staged: str, counts: ChunkCounts) -> ChunkCounts:

@@ -33,10 +33,10 @@ from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
 from txbox_spark.survey import Survey, content_digest, count_rejected_rows, survey, survey_few
 
-ROWS_OF_A_CHUNK = 10_000
+ROWS_OF_A_CHUNK = 5_000
 """About how many rows a chunk has, unless ``chunk_rows`` is less; see ``MergeSizer`` for chunks per transaction."""
 
-MIN_CHUNK_ROWS = 5_000
+MIN_CHUNK_ROWS = 2_500
 """A smaller chunk costs more as a transaction than merging it in parallel saves."""
 
 LOAD_ATTEMPTS = 5
@@ -85,7 +85,8 @@ def choose(context: LoadContext, writer_name: str) -> tuple[WriterChoice, Survey
 
 
 def bounds_of(context: LoadContext, writer_name: str, found: Survey) -> tuple[str, ...]:
-    chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
+    rows = ROWS_OF_A_CHUNK if writer_name == COPY else 2 * ROWS_OF_A_CHUNK  # jdbc has a table for each chunk
+    chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, rows)))
     # Give every task that Spark runs at once equally many chunks, unless they would be tiny.
     even = math.ceil(chunks / context.parallelism) * context.parallelism
     writer = CopyWriter if writer_name == COPY else JdbcWriter

@@ -82,6 +82,7 @@ class EffectsHeld(TxboxError):
 class Merged(NamedTuple):
     applied: int  # events that were first
     locked_at: float  # when it began to lock what others may wait for, by ``time.monotonic``
+    beside_others: bool  # whether workers were recording ids when it ended
 
 
 def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
@@ -207,8 +208,8 @@ def merge_chunk(
     if ended.refused:
         with driver_cursor(connection) as cursor:
             counts = counts.without(len(ended.refused), plan.keep_rejected(cursor, chunk, ended.refused))
-    _settle(connection, plan, chunk, counts, applied, parked, expired.events)
-    return Merged(applied, ended.locked_at)
+    beside_others = _settle(connection, plan, chunk, counts, applied, parked, expired.events)
+    return Merged(applied, ended.locked_at, beside_others)
 
 
 def settle_processed_chunk(
@@ -246,7 +247,8 @@ def _settle(
     applied: int,
     parked: int,
     expired: int = 0,
-) -> None:
+) -> bool:
+    """Record the counts; return whether workers are recording ids."""
     sample = json.dumps(counts.remarks.as_json()) if counts.remarks else None
     settled = {
         "rows_read": counts.read,
@@ -258,12 +260,14 @@ def _settle(
         "rejected_sample": sample,
         "run_id": plan.run_id,
         "chunk": chunk,
+        "tag": run_lock(plan.run_id) >> 48,
     }
-    connection.exec_driver_sql(plan.sql.settle_chunk, settled)
+    beside_others = bool(connection.exec_driver_sql(plan.sql.settle_chunk, settled).scalar_one())
     if counts.rejected and plan.most_rejected is not None:
         run = {"run_id": plan.run_id}
         rejected = connection.exec_driver_sql(plan.sql.rejected_so_far, run).scalar_one()
         refuse_too_many(rejected, plan.most_rejected, counts.remarks)
+    return beside_others
 
 
 def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str | None]:

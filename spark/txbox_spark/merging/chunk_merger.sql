@@ -51,15 +51,25 @@ WHERE lock.locktype = 'advisory' AND lock.objsubid = 1 AND lock.granted
 SELECT pg_terminate_backend(%(pid)s)
 
 -- name: settle_chunk
--- Record a chunk's counts, in the transaction that merges it.
+-- Record a chunk's counts, in the transaction that merges it. Whoever records ids holds a lock on the inbox until its
+-- transaction ends, also while it waits for ours.
 -- parameters: rows_read bigint, rows_rejected bigint, already_processed bigint, applied bigint, parked bigint,
---   expired bigint, rejected_sample jsonb, run_id text, chunk int
--- returns: nothing
+--   expired bigint, rejected_sample jsonb, run_id text, chunk int, tag bigint (the first 16 bits of any run's lock)
+-- returns: whether a session that merges no chunk is recording ids
+WITH held AS MATERIALIZED (
+  SELECT pid, locktype, relation, mode, classid::bigint >> 16 AS tag FROM pg_locks
+  WHERE database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
 UPDATE {{bulk_load_chunk}}
 SET rows_read = %(rows_read)s, rows_rejected = %(rows_rejected)s, already_processed = %(already_processed)s,
   applied = %(applied)s, parked = %(parked)s, expired = %(expired)s, rejected_sample = %(rejected_sample)s::jsonb,
   merged_at = clock_timestamp()
 WHERE run_id = %(run_id)s AND chunk = %(chunk)s
+RETURNING EXISTS (
+  SELECT FROM held
+  WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND relation = '{{literal(processed_message)}}'::regclass
+    AND pid NOT IN (SELECT pid FROM held WHERE locktype = 'advisory' AND tag = %(tag)s)
+)
 
 -- name: rejected_so_far
 -- Return how many rows a run's chunks have rejected.

@@ -134,8 +134,11 @@ class FailedChunk:
         return cls(chunk, line, transient)
 
 
-GROWTH = 4
+GROWTH = 2
 """A transaction takes at most this many times as many chunks as the one before it."""
+
+SMALL_TRANSACTIONS = 50
+"""How many transactions take one chunk each after workers were last seen."""
 
 
 class MergeSizer:
@@ -146,6 +149,9 @@ class MergeSizer:
     How long depends on the effect, the inbox and the machine, so it is measured. Chunks are small: the first
     transaction takes one, and later ones take as many consecutive chunks as the time allows. Larger transactions cost
     less: there are fewer commits, and an effect that adds up changes a row once, instead of once per chunk.
+
+    While workers are seen to record ids, each transaction takes one chunk: they wait for what it holds, and a message
+    that waits holds up those of its batch.
     """
 
     def __init__(self, lock_seconds: float, most: int) -> None:
@@ -158,14 +164,20 @@ class MergeSizer:
         self._lock_seconds = lock_seconds
         self._most = most
         self._chunks = 1
+        self._small = 0  # transactions that are still to take one chunk each
         self._lock = threading.Lock()
 
     @property
     def chunks(self) -> int:
         return self._chunks
 
-    def merged(self, chunks: int, held_seconds: float) -> None:
-        """Adjust the size after a transaction that merged this many chunks and held its locks this long."""
+    def merged(self, chunks: int, held_seconds: float, *, beside_others: bool) -> None:
+        """Adjust the size after a transaction that merged this many chunks and held its locks this long.
+
+        ``beside_others``: whether workers were recording ids when it ended.
+        """
         fit = chunks * self._lock_seconds / max(held_seconds, 1e-6)
         with self._lock:
-            self._chunks = max(1, min(int(fit), self._most, GROWTH * chunks))
+            self._small = SMALL_TRANSACTIONS if beside_others else max(0, self._small - 1)
+            most = 1 if self._small else self._most
+            self._chunks = max(1, min(int(fit), most, GROWTH * chunks))

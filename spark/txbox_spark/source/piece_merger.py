@@ -27,15 +27,13 @@ from dataclasses import dataclass, field
 import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
 
 from txbox import TxboxError
 from txbox.backoff import retry
-from txbox.postgres.engines import open_engine
-from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.loading.loader import LOAD_ATTEMPTS, LOAD_BACKOFF
 from txbox_spark.merging.chunk_merger import begin_chunk, merge_chunk
+from txbox_spark.merging.chunk_sessions import open_sessions
 from txbox_spark.merging.event_copier import copy_events
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
 from txbox_spark.merging.merge_plan import FailedChunk, MergePlan, MergeSizer
@@ -78,15 +76,17 @@ class PieceMerger:
             WriteFailed: a piece cannot be merged. The pieces merged before it stay.
         """
         freeze_modules()
-        # Each piece has its own session, so that nothing the caller's statements leave in one reaches the next piece.
-        engine = guard(open_engine(self.url, poolclass=NullPool))
+        engine = open_sessions(self.url, self.plan.apply)
         sizer = MergeSizer(self.plan.lock_seconds, PIECE_ROWS // FIRST_ROWS)
         ledger = RunLedger(engine, self.plan, self.source, self.checkpoint)
-        ledger.begin()
         numbers = []
-        for piece in self._pieces(batches, sizer):
-            numbers.append(self._retried(engine, ledger, piece, sizer))
-            ledger.begin()  # records that the run is being worked on
+        try:
+            ledger.begin()
+            for piece in self._pieces(batches, sizer):
+                numbers.append(self._retried(engine, ledger, piece, sizer))
+                ledger.begin()  # records that the run is being worked on
+        finally:
+            engine.dispose()
         return tuple(numbers)
 
     def _pieces(self, batches: "Iterator[pyarrow.RecordBatch]", sizer: MergeSizer) -> "Iterator[pyarrow.Table]":
@@ -142,7 +142,7 @@ class PieceMerger:
             connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
             merged = merge_chunk(connection, self.plan, number, _id_range(piece), counts)
         held_seconds = time.monotonic() - merged.locked_at
-        sizer.merged(max(1, piece.num_rows // FIRST_ROWS), held_seconds)
+        sizer.merged(max(1, piece.num_rows // FIRST_ROWS), held_seconds, beside_others=merged.beside_others)
 
 
 def _id_range(piece: "pyarrow.Table") -> tuple[str, str | None]:

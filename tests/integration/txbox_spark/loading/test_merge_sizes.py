@@ -2,7 +2,7 @@
 
 import pytest
 from pyspark.sql import SparkSession
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from support.spark.bulk_loads import APPLY_ALLOWED, WRITERS, Books, counts, failed, frame, load, purchases
 
@@ -41,9 +41,39 @@ def test_a_transaction_takes_as_many_chunks_as_its_time_allows(
         assert books.rows("SELECT count(*) FROM bulk_load_chunk") == [(report.chunks,)]
         found[lock_seconds] = report.chunks, transactions(books)
     chunks, each = found[SHORT]
-    assert chunks == each >= 40
+    assert chunks == each >= 20
     chunks, together = found[LONG]
     assert chunks / 10 <= together <= chunks / 2
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_transaction_takes_one_chunk_while_workers_record_ids(
+    spark: SparkSession, books: Books, engine: Engine, schema_url: str, writer: str
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO processed_message (subscriber_id, message_id) VALUES ('other', 'm')"))
+        report = load(frame(spark, EVENTS), schema_url, writer, chunk_rows=100, lock_seconds=LONG)
+    assert report.chunks == transactions(books) >= 20
+    books.require_applied(EVENTS)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("is_callable", [False, True])
+def test_chunks_of_statements_share_a_session(
+    spark: SparkSession, books: Books, schema_url: str, writer: str, *, is_callable: bool
+) -> None:
+    """A callable may change the driver's connection, so each of its chunks has a new one."""
+    statement = "INSERT INTO seen SELECT pg_backend_pid() FROM fresh_event LIMIT 1"
+
+    def apply(connection: Connection) -> None:
+        connection.exec_driver_sql(statement)
+
+    books.run("CREATE TABLE seen (pid int)")
+    settings = {"chunk_rows": 100, "lock_seconds": SHORT, "parallelism": 1}
+    report = load(frame(spark, EVENTS), schema_url, writer, apply=apply if is_callable else statement, **settings)
+    ((transactions, sessions),) = books.rows("SELECT count(*), count(DISTINCT pid) FROM seen")
+    assert transactions == report.chunks >= 20
+    assert sessions == (transactions if is_callable else 1)
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -413,7 +413,7 @@ def test_what_the_effect_sets_is_not_for_our_own_statements(
     books.run(f"CREATE ROLE {other}", f"GRANT {other} TO current_user", f"CREATE SCHEMA {other} AUTHORIZATION {other}")
     try:
         assert merge(f"{APPLY}; SET search_path = {other}; SET LOCAL ROLE {other}").result(20) == len(EVENTS)
-        engine.dispose()  # that session has another search path now; a load's sessions are for one chunk
+        engine.dispose()  # that session has another search path now; a load resets its own
         require_merged(books)
     finally:
         books.run(f"DROP SCHEMA {other}", f"DROP ROLE {other}")
