@@ -334,8 +334,9 @@ def _merge(
         fresh -= len(left_out)
     expired = drop_expired_events(connection, plan) if fresh else NONE_EXPIRED
     fresh -= expired.events
-    if fresh and searching:
+    if fresh:  # before anything is locked
         connection.exec_driver_sql(sql.analyze_fresh)
+    if fresh and searching:
         found = find_refused(connection, plan.columns, lambda connection: _lock_effect(connection, plan))
         return _Ended(0, expired, found, time.monotonic())
     locked_at = time.monotonic()
@@ -351,7 +352,6 @@ def _merge(
                 raise _Raced from error
             raise
     if fresh:
-        connection.exec_driver_sql(sql.analyze_fresh)
         _lock_effect(connection, plan)(connection)
     return _Ended(fresh, expired, left_out, locked_at)
 

@@ -31,6 +31,9 @@ ONLY_TO_COMPILE = "org.checkerframework:checker-qual"
 
 MAVEN_REPOSITORY = Path("~/.m2/repository").expanduser()
 
+NICENESS = 10
+"""Added to that of a JVM with executors."""
+
 CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """Loggers to which pyspark writes pages about every wrong expression."""
 
@@ -189,7 +192,7 @@ def _start(settings: Mapping[str, str]) -> "_Handler":
     try:
         # Not through the builder: it gives the JVM our stderr, where Ivy, the JVM and log4j write some 50 lines that
         # no setting turns off. In another thread, because an interruption halfway would leave a JVM running.
-        with _our_python(settings), ThreadPoolExecutor(1) as pool:
+        with _our_python(settings), ThreadPoolExecutor(1, initializer=_yield_to_others, initargs=(settings,)) as pool:
             launched = pool.submit(launch_gateway, conf, popen_kwargs={"stderr": stderr.writing})
             gateway = launched.result()
         kill_after_exit(gateway.proc)
@@ -223,6 +226,12 @@ def _start(settings: Mapping[str, str]) -> "_Handler":
     for name in _LOG_TASKS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     return pysparks
+
+
+def _yield_to_others(settings: Mapping[str, str]) -> None:
+    """Lower the priority of a JVM that this thread launches and that has executors, so that live workers come first."""
+    if sys.platform == "linux" and settings.get("spark.master", "").startswith("local"):
+        os.nice(NICENESS)  # on Linux, of this thread alone
 
 
 @contextlib.contextmanager

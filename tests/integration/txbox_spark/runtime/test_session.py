@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
-from txbox_spark.runtime.session import CONTEXT_LOGGERS, quiet_pyspark, require_jdbc_driver
+from txbox_spark.runtime.session import CONTEXT_LOGGERS, NICENESS, quiet_pyspark, require_jdbc_driver
 
 BEGIN = "from txbox_spark.runtime.session import require_jdbc_driver, spark_session\n"
 STARTS_WITHOUT_A_NETWORK = f"""{BEGIN}
@@ -95,6 +95,15 @@ def test_the_session_has_the_driver_and_what_was_asked_for(spark: SparkSession) 
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert spark.sparkContext.uiWebUrl is None
+
+
+def test_a_local_spark_and_its_tasks_yield_to_workers(spark: SparkSession) -> None:
+    def niceness_of_task(_: object) -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    expected = min(19, ours + NICENESS) if sys.platform == "linux" else ours
+    assert spark.sparkContext.range(1).map(niceness_of_task).collect() == [expected]
 
 
 def test_tasks_run_in_the_python_that_started_spark_and_can_use_arrow(spark: SparkSession) -> None:
