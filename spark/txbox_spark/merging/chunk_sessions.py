@@ -27,15 +27,21 @@ def open_sessions(url: str | URL, apply: Apply, at_once: int = 1) -> Engine:
     """
     if not isinstance(apply, str | SqlEffect):
         return guard(open_engine(url, poolclass=NullPool))
-    arguments = {"prepare_threshold": NEVER}
-    engine = open_engine(url, pool_size=at_once, pool_reset_on_return=None, connect_args=arguments)
+    engine = open_engine(url, pool_size=at_once, pool_reset_on_return=None)
+    event.listen(engine, "connect", _prepare_nothing)
     event.listen(engine, "reset", _reset)
     return guard(engine)
 
 
+def _prepare_nothing(connection: Any, _: Any) -> None:
+    if connection.prepare_threshold is not None:
+        connection.prepare_threshold = NEVER
+
+
 def _reset(connection: Any, record: Any, state: Any) -> None:
     """Undo whatever SQL can leave in a session."""
-    # Behind a pooler (see ``engines``), others use the session, too, and may have prepared statements in it.
+    # Behind a pooler, which was noticed or which the URL tells of, others use the session, too, and may have prepared
+    # statements in it.
     if state.terminate_only or connection.prepare_threshold is None:
         record.invalidate()
         return

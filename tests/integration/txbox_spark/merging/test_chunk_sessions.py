@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DataError
 
 from txbox.postgres.transactions import short_transaction
@@ -65,3 +65,9 @@ def test_behind_a_pooler_no_session_is_reset(sessions: Engine) -> None:
         driver.prepare_threshold = None  # as `txbox.postgres.engines` does when it notices one
         first = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
     assert server_process(sessions) != first
+
+
+def test_nor_where_the_url_tells_of_one(database_url: str) -> None:
+    told = open_sessions(make_url(database_url).update_query_dict({"prepare_threshold": "None"}), "SELECT 1")
+    assert server_process(told) != server_process(told)
+    told.dispose()
