@@ -104,8 +104,8 @@ def _watched(kind: Any) -> type[Any]:
         _watchdog.begin(current)
         try:
             self.pgconn.socket  # noqa: B018 - raises if the connection is closed, before anything is sent
-            begun = _Begun(generator)
-            if begun.is_over:  # psycopg would let the loop run now and then; see _Begun
+            begun = _BegunGenerator(generator)
+            if begun.is_over:  # psycopg would let the loop run now and then; see _BegunGenerator
                 return begun.result
             return await kind.wait(self, begun, *args, **kwargs)
         except psycopg.Error as error:
@@ -129,11 +129,12 @@ def _watched(kind: Any) -> type[Any]:
     return type(kind.__name__, (kind,), {**changed, "__module__": kind.__module__})
 
 
-class _Begun:
+class _BegunGenerator:
     """A generator of psycopg's whose first step is done, which is all that many have: a rollback of nothing, a setting.
 
-    After those, psycopg lets the event loop run if nothing did for five milliseconds. A cancellation that came meanwhile
-    would hit SQLAlchemy while it takes the connection back into the pool, where its place would be lost for good.
+    After those, psycopg lets the event loop run if it had no turn for five milliseconds. A cancellation that came
+    meanwhile would hit SQLAlchemy while it takes the connection back into the pool, where its place would be lost for
+    good.
     """
 
     __slots__ = ("_first", "_generator", "is_over", "result", "send")
