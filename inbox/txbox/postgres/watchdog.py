@@ -105,8 +105,8 @@ def _watched(kind: Any) -> type[Any]:
         try:
             self.pgconn.socket  # noqa: B018 - raises if the connection is closed, before anything is sent
             begun = _BegunGenerator(generator)
-            if begun.is_over:  # psycopg would let the loop run now and then; see _BegunGenerator
-                return begun.result
+            if begun.ended is not None and self.pgconn.transaction_status == TransactionStatus.IDLE:
+                return begun.ended.value  # psycopg would let the loop run now and then; see _BegunGenerator
             return await kind.wait(self, begun, *args, **kwargs)
         except psycopg.Error as error:
             if current.error is not None:
@@ -133,21 +133,24 @@ class _BegunGenerator:
     """A generator of psycopg's whose first step is done, which is all that many have: a rollback of nothing, a setting.
 
     After those, psycopg lets the event loop run if it had no turn for five milliseconds. A cancellation that came
-    meanwhile would hit SQLAlchemy while it takes the connection back into the pool, where its place would be lost for
-    good.
+    meanwhile, outside a transaction, would hit SQLAlchemy while it takes the connection back into the pool, where its
+    place would be lost for good.
     """
 
-    __slots__ = ("_first", "_generator", "is_over", "result", "send")
+    __slots__ = ("_first", "_generator", "ended", "send")
 
     def __init__(self, generator: Any) -> None:
-        self.is_over, self.result, self._first = False, None, None
+        self._first: Any = None
+        self.ended: StopIteration | None = None
         try:
             self._first = next(generator)
         except StopIteration as ended:
-            self.is_over, self.result = True, ended.value
+            self.ended = ended
         self._generator, self.send = generator, generator.send
 
     def __next__(self) -> Any:
+        if self.ended is not None:
+            raise self.ended
         first, self._first = self._first, None
         return next(self._generator) if first is None else first
 
