@@ -12,6 +12,7 @@ ONCE = [
     Peer("txbox PostgresWorker, SqlEffect", "txbox_worker", "postgres effect", 20_000),
     Peer("pg-boss, transactional, sets of 100", "pg_boss.mjs", "", 12_000),
     Peer("psycopg by hand, tens, sorted", "hand", "tens", 12_000),
+    Peer("txbox batch handler with a cursor, tens", "txbox_worker", "cursor tens", 12_000),
     Peer("txbox cursor handler, batches of ten", "txbox_worker", "cursors", 9_000),
     Peer("txbox handler, batches of ten", "txbox_worker", "each", 5_000),
     Peer("psycopg by hand, a transaction each", "hand", "single", 4_000),

@@ -43,11 +43,17 @@ def handle_all(session: Session, messages: list[Message]) -> None:
     add_to_all(session, (int(message.body) for message in messages))
 
 
+def handle_all_by_cursor(cursor: psycopg.Cursor[Any], messages: list[Message]) -> None:
+    """Apply a batch at the driver's level: psycopg sends all of it before it waits for an answer."""
+    cursor.executemany(ADD, [(AMOUNT, account) for account in sorted(int(message.body) for message in messages)])
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "effect": {"effect": EFFECT, "batch_size": 100},
     "batch": {"batch_handler": handle_all, "batch_size": 100},
     "each": {"handler": handle},
     "each locks": {"handler": handle, "locks": account_of},
+    "cursor tens": {"batch_handler": handle_all_by_cursor},
     "cursors": {"handler": handle_by_cursor, "locks": account_of},
     "message": {"handler": handle, "transactions": "message"},
     "cursor": {"handler": handle_by_cursor, "transactions": "message"},
