@@ -5,6 +5,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine, text
 
 from support.spark.bulk_loads import APPLY_ALLOWED, WRITERS, Books, counts, failed, frame, load, purchases
+from txbox.maintenance.rotation import Generations, InboxConversion
 
 LONG, SHORT = 60.0, 1e-6
 EVENTS = purchases(400)
@@ -47,9 +48,13 @@ def test_a_transaction_takes_as_many_chunks_as_its_time_allows(
 
 
 @pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("rotating", [False, True])
 def test_a_transaction_takes_one_chunk_while_workers_record_ids(
-    spark: SparkSession, books: Books, engine: Engine, schema_url: str, writer: str
+    spark: SparkSession, books: Books, engine: Engine, schema_url: str, writer: str, *, rotating: bool
 ) -> None:
+    if rotating:
+        assert InboxConversion(engine).forward()
+        assert Generations(engine).rotate()
     with engine.begin() as connection:
         connection.execute(text("INSERT INTO processed_message (subscriber_id, message_id) VALUES ('other', 'm')"))
         report = load(frame(spark, EVENTS), schema_url, writer, chunk_rows=100, lock_seconds=LONG)

@@ -1,28 +1,15 @@
 """How long the poller pauses: short while messages come one by one, longer while they come in numbers or not at all."""
 
-import threading
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
 
+from support.txbox.pauses import Pauses
 from txbox.relay.poller import NEXT_POLL_SECONDS, NEXT_SECONDS, POLL_SECONDS, SENDING_SECONDS, OutboxPoller, PollResult
 from txbox.relay.reporter import RelayReporter
 from txbox.relay.scheduler import Scheduler
 from txbox.relay.sender import RelayStatements
-
-
-class Pauses(threading.Event):
-    """Remembers how long it was waited for, and does not wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        assert timeout is not None
-        self.seconds.append(timeout)
-        return False
 
 
 @pytest.fixture

@@ -297,6 +297,25 @@ def test_what_is_enough_for_several_threads_wakes_several(receiving: bool) -> No
     assert sorted(woken) == (["True", "True"] if receiving else ["-1 -2", "-3 -4"])
 
 
+def test_a_thread_that_receives_is_woken_once_there_is_room_for_what_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(prefetch=20)
+    assert made.buffer.reserve(20)
+    room: Any = made.buffer._room
+    receiving = threading.Thread(target=made.buffer.reserve, args=(10,), daemon=True)
+    receiving.start()
+    wait_until(lambda: len(room._waiters) == 1)
+    wakes: list[None] = []
+    notify = room.notify
+    monkeypatch.setattr(room, "notify", lambda: (wakes.append(None), notify()))
+    for _ in range(9):
+        made.buffer.release(1)
+    assert wakes == []
+    made.buffer.release(1)
+    receiving.join(20)
+    assert not receiving.is_alive()
+    assert wakes
+
+
 def test_a_group_that_is_free_again_wakes_who_waits() -> None:
     made = Made()
     made.put("a1")
